@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 
 import torch
 from gpu_sizes import BYTES, DTYPE, Case, Sizes, Work, activations, floats, kernels
@@ -54,13 +55,13 @@ def linear_add_rms_norm(s: Sizes) -> Iterator[Case]:
 
 
 def project_heads(s: Sizes) -> Iterator[Case]:
-    """Models with gated delta layers have norms and gates too."""
+    """Models with gated delta layers have norms and gates too; draft heads read two vectors."""
     others = s.heads if s.delta else 0
     heads = s.heads + others + 2 * s.kv_heads
 
-    def make(device: str, m: int) -> Work:
-        packed, x = _weight(device, heads * s.head_dim, s.hidden), activations(device, m, s.hidden)
-        table = floats(device, max(s.rows), s.rotated)
+    def make(device: str, m: int, k: int) -> Work:
+        packed, x = _weight(device, heads * s.head_dim, k), activations(device, m, k)
+        table = floats(device, m, s.rotated)
         norm = floats(device, s.head_dim) if s.delta else None
         sizes = s.head_dim, s.heads, others, s.kv_heads
         projection = HeadProjection(packed, *sizes, table, norm, norm, 1e-6)
@@ -70,15 +71,39 @@ def project_heads(s: Sizes) -> Iterator[Case]:
         arguments = x, projection, where, LayerCache(*pages), where
         moved = packed.data.nbytes + x.nbytes + m * heads * s.head_dim * BYTES
         run = partial(_kernels().project_heads, *arguments)
-        return Work(run, moved, 2 * m * heads * s.head_dim * s.hidden)
+        return Work(run, moved, 2 * m * heads * s.head_dim * k)
 
-    for m in s.rows:
-        shape = f"M={m} heads={s.heads}+{others}+2*{s.kv_heads} D={s.head_dim} K={s.hidden}"
-        yield Case("project_heads", shape, partial(make, m=m), cold=True)
+    drafts = product(s.draft.rows if s.draft else (), (2 * s.hidden,))
+    for m, k in (*product(s.rows, (s.hidden,)), *drafts):
+        shape = f"M={m} heads={s.heads}+{others}+2*{s.kv_heads} D={s.head_dim} K={k}"
+        yield Case("project_heads", shape, partial(make, m=m, k=k), cold=True)
+
+
+def draft_head(s: Sizes) -> Iterator[Case]:
+    """What an EAGLE-3 head has and its model has not: a product of several captured states, and
+    logits of a part of the vocabulary."""
+    of = s.draft
+    if of is None:
+        return
+
+    def make(device: str, m: int, n: int, k: int, out_dtype: torch.dtype) -> Work:
+        x, packed = activations(device, m, k), _weight(device, n, k)
+        run = partial(_kernels().linear, x, packed, out_dtype)
+        moved = packed.data.nbytes + x.nbytes + m * n * out_dtype.itemsize
+        return Work(run, moved, 2 * m * n * k)
+
+    products = {
+        "fc": (s.hidden, of.captured * s.hidden, DTYPE),
+        "logits": (of.vocab, s.hidden, torch.float32),
+    }
+    for (name, (n, k, out_dtype)), m in product(products.items(), of.rows):
+        sized = partial(make, m=m, n=n, k=k, out_dtype=out_dtype)
+        yield Case(f"draft_head {name}", f"M={m} N={n} K={k}", sized, cold=True)
 
 
 OPS = {
     "linear_silu_and_mul": linear_silu_and_mul,
     "linear_add_rms_norm": linear_add_rms_norm,
     "project_heads": project_heads,
+    "draft_head": draft_head,
 }

@@ -74,6 +74,37 @@ def paged_attention(s: Sizes) -> Iterator[Case]:
             yield Case("paged_attention", f"{shape} {_heads(s)}", sized, cold=True)
 
 
+def paged_attention_sinks(s: Sizes) -> Iterator[Case]:
+    """Windows of 1 and 4 tokens that end at the context's end, then prompts, of both kinds of layer
+    and of cache: what a layer's window hides need not be read."""
+    of = s.sinks
+    if of is None:
+        return
+
+    def make(device: str, rows: int, count: int, context: int, window: int, fp8: bool) -> Work:
+        q, sinks = activations(device, rows * count, s.heads, s.head_dim), floats(device, s.heads)
+        where, num_blocks = _attention_rows(device, rows, count, context, 0, 0)
+        kv = _cache(device, s, num_blocks, FP8 if fp8 else DTYPE)
+        run = partial(
+            attention(device).paged_attention, q, kv, where, s.head_dim**-0.5,
+            window=window, sinks=sinks,
+        )  # fmt: skip
+        by_token = [min(n, window or n) for n in range(context - count + 1, context + 1)]
+        positions = rows * min(context, by_token[0] + count - 1)
+        read = positions * 2 * s.kv_heads * s.head_dim * kv.k.itemsize
+        read += 4 * -(-positions // BLOCK_SIZE) + size(q, sinks, where[1:])
+        return Work(run, read + q.nbytes, 4 * s.heads * s.head_dim * rows * sum(by_token))
+
+    decode = product(of.batches, of.contexts, (1, 4))
+    prompts = ((1, length, length) for length in of.prompts)
+    for (rows, context, count), window, fp8 in product(
+        (*decode, *prompts), (0, of.window), (False, True)
+    ):
+        sized = partial(make, rows=rows, count=count, context=context, window=window, fp8=fp8)
+        shape = f"R={rows} tokens={count} context={context} window={window} {_heads(s)}"
+        yield Case(f"paged_attention sinks {'fp8' if fp8 else 'bf16'}", shape, sized, cold=True)
+
+
 def store_kv(s: Sizes) -> Iterator[Case]:
     """Keys and values are parts of one projection; every token goes to a page of its own."""
 
@@ -215,6 +246,7 @@ def _delta_bytes(of: DeltaSizes, step: _Step) -> int:
 
 OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "paged_attention": paged_attention,
+    "paged_attention_sinks": paged_attention_sinks,
     "store_kv": store_kv,
     "gated_delta": gated_delta,
     "causal_conv": causal_conv,

@@ -13,7 +13,7 @@ from surestep_kernels.gpu.step.step_ops import STEP_OPS
 from surestep_kernels.step.choose import Chosen, DrawParams, RowStatus
 from surestep_kernels.step.commit_step import StopIds, report_width
 from surestep_kernels.step.gather_tokens import TokenRuns
-from surestep_kernels.step.shape_logits import Penalties, Positions, Shaping
+from surestep_kernels.step.shape_logits import Masks, Penalties, Positions, Shaping
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.write_runs import Runs
 from torch import Tensor
@@ -60,6 +60,22 @@ def choose(s: Sizes) -> Iterator[Case]:
 
     for draw, n in product(DRAWS, s.sampled):
         yield Case(f"choose {draw}", f"N={n} V={s.vocab}", partial(make, n=n, draw=draw))
+
+
+def masks(s: Sizes) -> Iterator[Case]:
+    """Grammars at every position that allow a hundredth of the tokens."""
+
+    def make(device: str, n: int) -> Work:
+        z, which = torch.randn(n, s.vocab, device=device), column(device, n)
+        allowed = torch.rand(n, -(-s.vocab // 32) * 32, device=device) < 0.01
+        weights = 1 << torch.arange(32, device=device)
+        words = (allowed.view(n, -1, 32) * weights).sum(dim=2).int()
+        positions = Positions(which, which, which, which.view(1, n))
+        run = partial(STEP_OPS.shape_logits, z, positions, Shaping(masks=Masks(which, words)))
+        return Work(run, 2 * size(z) + size(words))
+
+    for n in s.sampled:
+        yield Case("shape_logits masks", f"N={n} V={s.vocab}", partial(make, n=n))
 
 
 def shape_logits(s: Sizes) -> Iterator[Case]:
@@ -191,7 +207,7 @@ def _slots(device: str, s: Sizes, rows: int) -> SlotState:
     committed = i32(device, *[min(s.contexts)] * rows, 0)
     return SlotState(
         tokens=randint(device, s.vocab, lines, width),
-        block_tables=1 + column(device, lines * pages).view(lines, pages),
+        block_tables=1 + column(device, lines * pages).view(1, lines, pages),
         committed=committed,
         known=committed + 1,
         folded=committed.clone(),
@@ -226,6 +242,7 @@ def _step_shape(s: Sizes, rows: int) -> str:
 OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "ngram": ngram,
     "choose": choose,
+    "masks": masks,
     "shape_logits": shape_logits,
     "write_runs": write_runs,
     "gather_step": gather_step,

@@ -178,7 +178,7 @@ def make_model(kind: Kind, layers: Sequence[str], ops: KernelSet) -> Model:
     config = family.parse(files)
     weights: Any = Unwritten(family.parameter_table(config, shard, set(), draft_head=kind.mtp))
     rotary = torch.zeros(_MAX_MODEL_LEN, config.rotary_dim)
-    return Decoder(LayerContext(config, weights, shard, ops, rotary))
+    return Decoder(LayerContext(config, weights, shard, ops, rotary), family.feed_forward)
 
 
 def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:

@@ -57,6 +57,23 @@ class ExpertSizes(NamedTuple):
     gpt_oss: bool = False  # biases, clamped_swiglu, no shared expert
 
 
+class SinkSizes(NamedTuple):
+    """Attention with sinks, in every other layer within a window, and the steps of it."""
+
+    window: int  # positions
+    batches: tuple[int, ...] = (1, 64)  # requests that decode
+    contexts: tuple[int, ...] = (1024, 8192)  # tokens of each
+    prompts: tuple[int, ...] = (2048,)
+
+
+class DraftSizes(NamedTuple):
+    """An EAGLE-3 head whose layer is of the model's sizes, and the numbers of tokens of a step."""
+
+    captured: int = 3  # hidden states of the model
+    vocab: int = 32000
+    rows: tuple[int, ...] = (1, 8, 64, 256)
+
+
 class Sizes(NamedTuple):
     """A model, and the steps that it is timed at."""
 
@@ -70,6 +87,8 @@ class Sizes(NamedTuple):
     vocab: int
     delta: DeltaSizes | None = None
     experts: ExpertSizes | None = None
+    sinks: SinkSizes | None = None
+    draft: DraftSizes | None = None
     rows: tuple[int, ...] = (1, 4, 8, 64, 256, 512, 4096)  # tokens of a step
     lookups: tuple[tuple[int, int], ...] = ((1, 4096), (64, 4096), (1, 131072), (64, 131072))
     batches: tuple[int, ...] = (1, 8, 64, 256)  # requests that decode
@@ -85,13 +104,19 @@ MODELS = (
         "Qwen3.5-35B-A3B", 2048, 512, 16, 2, 256, 64, 248320, experts=ExpertSizes(256, 8, 512),
         rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
     ),
-    *(
-        Sizes(
-            name, 2880, 2880, 64, 8, 64, 64, 201088,
-            experts=ExpertSizes(experts, 4, 2880, gpt_oss=True),
-            rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
-        )
-        for name, experts in (("gpt-oss-20b", 32), ("gpt-oss-120b", 128))
+    Sizes(  # its attention is that of the larger one
+        "gpt-oss-20b", 2880, 2880, 64, 8, 64, 64, 201088,
+        experts=ExpertSizes(32, 4, 2880, gpt_oss=True),
+        rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
+    ),
+    Sizes(
+        "gpt-oss-120b", 2880, 2880, 64, 8, 64, 64, 201088,
+        experts=ExpertSizes(128, 4, 2880, gpt_oss=True), sinks=SinkSizes(128), draft=DraftSizes(),
+        rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
+    ),
+    Sizes(  # its draft head alone
+        "Llama-3.1-8B", 4096, 14336, 32, 8, 128, 128, 128256, draft=DraftSizes(),
+        rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
     ),
 )  # fmt: skip
 TINY = Sizes(
@@ -102,6 +127,7 @@ TINY = Sizes(
 TINY_GPT_OSS = Sizes(
     "tiny gpt-oss", 96, 64, 2, 1, 8, 8, 70,
     experts=ExpertSizes(3, 2, 64, rows=(1, 3), gpt_oss=True),
+    sinks=SinkSizes(20, (2,), (40,), (70,)), draft=DraftSizes(vocab=40, rows=(2,)),
     rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
 )  # fmt: skip
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from surestep_common.kv_groups import ALL, KVGroups
 from surestep_kernels import load_kernels
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
 from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.configs.hybrid import HybridConfig
-from surestep_worker.configs.model_config import resolve_dtype
+from surestep_worker.configs.model_config import PAGED, resolve_dtype
 from surestep_worker.models import ModelSource
 
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
@@ -32,7 +33,7 @@ class Sizes(NamedTuple):
     """What of a model takes memory, on all ranks together."""
 
     weight_bytes: float
-    attention_layers: int
+    windows: tuple[int, ...]  # of attention layers: positions that a token sees, 0 = all
     kv_heads: int
     head_dim: int
     hidden_size: int  # kept of each token for an MTP head; 0 = there is none
@@ -42,7 +43,7 @@ class Sizes(NamedTuple):
     def kv_spec(self, ranks: int, cache_dtype: torch.dtype | None) -> KVSpec:
         """Of one rank; each has a whole head at least."""
         return KVSpec(
-            num_layers=self.attention_layers + bool(self.hidden_size),
+            windows=self.windows + (0,) * bool(self.hidden_size),
             num_kv_heads=max(1, self.kv_heads // ranks),
             head_dim=self.head_dim,
             block_size=_BLOCK,
@@ -67,11 +68,11 @@ def delta(layers: int, k_heads: int, v_heads: int, dim: int = 128, taps: int = 4
 
 _BF16 = torch.bfloat16
 _PUBLISHED = {
-    "Llama-3.1-8B": Sizes(16.1e9, 32, 8, 128, 0, _BF16, None),
-    "Qwen3-8B": Sizes(16.4e9, 36, 8, 128, 0, _BF16, None),
-    "Qwen3-32B": Sizes(65.5e9, 64, 8, 128, 0, _BF16, None),
-    "gpt-oss-120b": Sizes(65.2e9, 36, 8, 64, 0, _BF16, None),  # experts in MXFP4
-    "Qwen3-Next-80B-A3B": Sizes(159e9, 12, 2, 256, 2048, _BF16, delta(36, 16, 32)),
+    "Llama-3.1-8B": Sizes(16.1e9, (0,) * 32, 8, 128, 0, _BF16, None),
+    "Qwen3-8B": Sizes(16.4e9, (0,) * 36, 8, 128, 0, _BF16, None),
+    "Qwen3-32B": Sizes(65.5e9, (0,) * 64, 8, 128, 0, _BF16, None),
+    "gpt-oss-120b": Sizes(65.2e9, (128, 0) * 18, 8, 64, 0, _BF16, None),  # experts in MXFP4
+    "Qwen3-Next-80B-A3B": Sizes(159e9, (0,) * 12, 2, 256, 2048, _BF16, delta(36, 16, 32)),
 }
 
 
@@ -79,13 +80,12 @@ def of_folder(folder: Path, *, mtp: bool) -> Sizes:
     """Of a checkpoint as it is stored. Raises InvalidRequest."""
     source = ModelSource(folder)
     config = source.config
-    linear, layers = None, config.num_layers
+    linear = None
     if isinstance(config, HybridConfig):
-        layers = config.layer_types.count("full_attention")
         linear = config.recurrent_spec(resolve_dtype("auto", config))
     return Sizes(
         weight_bytes=sum(entry.nbytes for entry in source.entries.values()),
-        attention_layers=layers,
+        windows=tuple(config.window_of(kind) for kind in config.layer_types if kind in PAGED),
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         hidden_size=config.hidden_size if mtp and linear is not None else 0,
@@ -99,20 +99,27 @@ def figures(
 ) -> dict[str, object]:
     """Of one rank; `requests` are those whose tokens, and states, have room at once."""
     kernels = load_kernels("cpu", "reference")
-    block = bytes_per_block(sizes.kv_spec(ranks, CACHE_DTYPES["fp8" if fp8 else "auto"]), kernels)
+    kv = sizes.kv_spec(ranks, CACHE_DTYPES["fp8" if fp8 else "auto"])
+    block, groups = bytes_per_block(kv, kernels), KVGroups(kv.layout.windows, _BLOCK)
     spec, weights = sizes.recurrent, sizes.weight_bytes / ranks
     state = spec.slot_bytes(num_drafts + 1) / ranks if spec is not None else 0
     snapshot = spec.snapshot_bytes / ranks if spec is not None else 0
     left = max(0.0, (gib * _GIB - weights) * _CACHES)
-    blocks = {tokens: -(-tokens // _BLOCK) for tokens in _CONTEXTS}
+    blocks = {tokens: groups.blocks_of(tokens) for tokens in _CONTEXTS}
     return {
         "weights_gib": round(weights / _GIB, 2),
-        "kv_kib_per_token": round(block / _BLOCK / _KIB, 2),
+        "kv_kib_per_token": round(block * _whole(groups) / _BLOCK / _KIB, 2),
+        "kv_mib_per_request": {tokens: round(n * block / _MIB, 2) for tokens, n in blocks.items()},
         "state_mib_per_request": round(state / _MIB, 1),
         "snapshot_mib": round(snapshot / _MIB, 1),
         "caches_gib": round(left / _GIB, 1),
         "requests": {tokens: int(left // (n * block + state)) for tokens, n in blocks.items()},
     }
+
+
+def _whole(groups: KVGroups) -> int:
+    """Count the groups whose blocks are kept for every token."""
+    return groups.windows.count(ALL)
 
 
 def main() -> None:

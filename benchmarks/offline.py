@@ -79,7 +79,7 @@ def requests(
         )
         yield scheduler_pb2.GenerateRequest(
             request_id=f"{run}-{index}",
-            prompt_ids=prompt(args, rng),
+            prompt_ids=prompt(args, rng, index),
             max_tokens=args.max_tokens,
             sampling=sampling,
             cache_salt=run,
@@ -87,8 +87,11 @@ def requests(
         )
 
 
-def prompt(args: argparse.Namespace, rng: random.Random) -> list[int]:
-    """Ids drawn at random, a phrase of them over and over, or a piece of the text given."""
+def prompt(args: argparse.Namespace, rng: random.Random, index: int) -> list[int]:
+    """Ids drawn at random, a phrase of them over and over, a piece of the text, or a question."""
+    if args.chats is not None:
+        questions = chat_ids(args.chats, args.model)
+        return questions[index % len(questions)]
     if args.text is not None:
         ids = text_ids(args.text, args.model)
         start = rng.randrange(len(ids) - args.prompt_tokens)
@@ -102,8 +105,21 @@ def prompt(args: argparse.Namespace, rng: random.Random) -> list[int]:
 def text_ids(text: Path, model: Path) -> list[int]:
     """A text in the ids of a model folder's tokenizer."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
-    return ids
+    return list(tokenizer.encode(text.read_text(), add_special_tokens=False).ids)
+
+
+@cache
+def chat_ids(questions: Path, model: Path) -> list[list[int]]:
+    """The lines of a file, each as a chat that the model is to answer."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": line}], add_generation_prompt=True, return_dict=False
+        )
+        for line in questions.read_text().splitlines()
+    ]
 
 
 async def measure(
@@ -255,7 +271,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--top-p", type=float, default=1.0)
     add("--text", type=Path, help="prompts are pieces of this file")
-    add("--model", type=Path, help="folder whose tokenizer reads --text")
+    add("--chats", type=Path, help="prompts are the lines of this file, as questions of a chat")
+    add("--model", type=Path, help="folder whose tokenizer reads --text or --chats")
     add("--max-tokens", type=int, default=128)
     add("--prompt-tokens", type=int, default=64)
     add("--prompt-kind", choices=["random", "repeat"], help="default: repeat for speculation")
@@ -263,8 +280,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.mode == "startup" and args.launch is None:
         parser.error("startup needs --launch")
-    if args.text is not None and args.model is None:
-        parser.error("--text needs --model")
+    if (args.text is not None or args.chats is not None) and args.model is None:
+        parser.error("--text and --chats need --model")
     args.prompt_kind = args.prompt_kind or ("repeat" if args.mode == "speculation" else "random")
     return args
 

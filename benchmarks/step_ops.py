@@ -70,7 +70,7 @@ def make_step(num_rows: int) -> Step:
     pages = WIDTH // BLOCK_SIZE
     state = SlotState(
         tokens=torch.randint(1000, (lines, WIDTH), dtype=torch.int32),
-        block_tables=words(range(lines * pages)).view(lines, pages),
+        block_tables=words(range(lines * pages)).view(1, lines, pages),
         committed=torch.full((lines,), CONTEXT, dtype=torch.int32),
         known=torch.full((lines,), CONTEXT + 1, dtype=torch.int32),
         folded=torch.full((lines,), CONTEXT, dtype=torch.int32),

@@ -62,6 +62,7 @@ class PlanRows(_Rows):
     len_lo: IntArray
     len_hi: IntArray
     max_drafts: IntArray
+    max_proposed: IntArray
     accepted_step: IntArray
     accepted: IntArray
     depends_on_step: IntArray
@@ -95,6 +96,7 @@ class ResultRows(_Rows):
     n_accepted: IntArray
     n_emitted: IntArray
     drafter_len: IntArray
+    n_forced: IntArray
 
     @property
     def n_drafts_emitted(self) -> IntArray:
@@ -143,6 +145,9 @@ def check_plan_rows(rows: PlanRows, known: KnownSlots) -> None:
     message = "mode {} with {} known tokens and max_drafts {}, {} of {} prefilled"
     columns = mode, rows.num_tokens, max_drafts, len_hi, known.prefill_len
     require(consistent, slot, message, *columns)
+    proposed = rows.max_proposed
+    message = "the drafter may propose {} of at most {} drafts"
+    require(proposed <= max_drafts, slot, message, proposed, max_drafts)
     _check_cuts(rows, prefilling, end, known)
     limit = np.where(decoding, known.max_len - 1, known.prefill_len)
     require(end <= limit, slot, "mode {} could end at token {} of at most {}", mode, end, limit)
@@ -179,6 +184,10 @@ def check_result_rows(
     message = "{} accepted of {} drafts of at most {}"
     require(ordered, slot, message, accepted, drafts, planned.max_drafts)
 
+    unforced, message = drafts - result.n_forced, "{} of {} drafts are not forced"
+    within = (result.n_forced >= 0) & (unforced >= 0) & (unforced <= planned.max_proposed)
+    require(within, slot, message, unforced, drafts)
+
     sampling = result.ok & planned.is_sampled
     cut = ends_with_stop & (emitted > 0) & (emitted <= accepted)
     whole = emitted == accepted + 1
@@ -196,10 +205,10 @@ def drafter_watermark(
     """Return the positions [R] that the drafter's state covers after the rows.
 
     `drafter_len` is what it covered before them, `len_before` the committed length when they run.
-    Raises LedgerError when a VERIFY row would draft from a state that lags.
+    Raises LedgerError when a drafter would propose from a state that lags.
     """
     after: IntArray = np.minimum(len_before, drafter_len + planned.catch_up)
     message = "drafts from a state of {} tokens at length {}"
-    ready = (planned.mode != VERIFY) | (after == len_before)
+    ready = (planned.max_proposed == 0) | (after == len_before)
     require(ready, planned.slot, message, after, len_before)
     return after

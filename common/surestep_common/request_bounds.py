@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import Grammar, SamplingParams
 
 from .errors import InvalidRequest, RequestTooLarge
 
@@ -24,6 +24,8 @@ MAX_BAD_WORDS = 2048  # sequences: a word may have two spellings
 MAX_BAD_WORD_IDS = 1 << 14  # in all of them
 MAX_ALLOWED_IDS = 1 << 18  # more than the largest vocabulary has
 MAX_ENTRIES = 1 << 20  # of all these lists, times the sequences that the request asks for
+MAX_GRAMMAR_BYTES = 1 << 18  # of a grammar's source: a set of tools with their schemas
+MAX_BEGINS_AFTER = 16  # tokens of the end of reasoning
 MAX_PROMPT_LOGPROBS = 1 << 18  # prompt tokens times alternatives
 
 LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # of the penalty: beyond them logits overflow
@@ -83,6 +85,14 @@ def check_prompt_logprobs(sampling: SamplingParams, prompt_len: int) -> None:
             f"{MAX_PROMPT_LOGPROBS}",
             param="prompt_logprobs",
         )
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise InvalidRequest for a grammar that is empty or too long to be compiled."""
+    if not grammar.source:
+        raise InvalidRequest("the grammar is empty", param="grammar")
+    _require("grammar", len(grammar.source.encode()), MAX_GRAMMAR_BYTES, "bytes")
+    _require("grammar", len(grammar.begins_after), MAX_BEGINS_AFTER, "ids in begins_after")
 
 
 def check_name(param: str, name: str) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 from surestep_proto.sampling_pb2 import SamplingParams
 
 from .errors import InvalidRequest
-from .request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION, check_entries
+from .request_bounds import (
+    LEAST_REPETITION,
+    MOST_PENALTY,
+    MOST_REPETITION,
+    check_entries,
+    check_grammar,
+)
 
 MAX_LOGPROBS = 128  # alternatives per token
 
@@ -21,6 +27,9 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     check_entries(sampling)
     _check_numbers(sampling)
     _check_ids(sampling, vocab_size)
+    if sampling.HasField("grammar"):
+        check_grammar(sampling.grammar)
+        check_vocab("grammar", sampling.grammar.begins_after, vocab_size)
 
 
 def shapes_logits(sampling: SamplingParams) -> bool:
@@ -33,6 +42,7 @@ def shapes_logits(sampling: SamplingParams) -> bool:
         or sampling.repetition_penalty != 1
         or sampling.presence_penalty
         or sampling.frequency_penalty
+        or sampling.HasField("grammar")
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from surestep_common.access import PeerSettings
+
+from .embedding_config import check_keys
+from .grammars.config import StructuredOutputsConfig
 
 _UINT64 = (1 << 64) - 1
 
@@ -31,6 +34,11 @@ class ApiSettings(PeerSettings):
     reasoning_effort_map: dict[str, str] | None = Field(
         None, description="what the chat template is told for a request's reasoning_effort"
     )
+    structured_outputs_config: dict[str, Any] | None = Field(
+        None,
+        description='JSON, what structured outputs have in common, e.g. {"disable_any_whitespace": '
+        "true}",
+    )
     exclude_tools_when_tool_choice_none: bool = Field(
         False, description='leave tools out of the prompt when tool_choice is "none"'
     )
@@ -53,3 +61,15 @@ class ApiSettings(PeerSettings):
     )
     disable_fastapi_docs: bool = Field(False, description="do not serve /openapi.json and /docs")
     ui: bool = Field(True, description="serve the status page, /ui")
+
+    @field_validator("structured_outputs_config")
+    @classmethod
+    def _structured_outputs_are_as_known(
+        cls, given: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        check_keys(StructuredOutputsConfig, given or {})
+        return given
+
+    def structured_outputs(self) -> StructuredOutputsConfig:
+        """Return what structured outputs have in common."""
+        return StructuredOutputsConfig.model_validate(self.structured_outputs_config or {})

@@ -13,9 +13,11 @@ from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
 from .api.admin_routes import AdminRoutes
+from .api.messages_routes import MessagesRoutes
 from .api.middleware import RequestMiddleware, RootPath
 from .api.openai_routes import OpenAIRoutes
 from .api.operator_routes import OperatorRoutes
+from .api.responses_routes import ResponsesRoutes
 from .config import GatewaySettings
 from .context import Gateway
 from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
@@ -27,6 +29,8 @@ from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
 from .request.output_format import with_output_format
 from .schedulers.pool import SchedulerPool
+from .stored.running import Running
+from .stored.store import open_store
 from .text.text_processor import TextProcessor
 from .text.vocabulary import check_vocabulary
 from .text_processes.service import TextService
@@ -55,6 +59,8 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         metrics=metrics,
         admission=Admission(settings),
         answers=Answers(settings),
+        store=open_store(settings),
+        running=Running(),
         seeds=_seeds(settings.seed),
         tracer=open_tracer(settings, "surestep-gateway"),
     )
@@ -70,6 +76,8 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
     app: ASGIApp = Starlette(
         routes=[
             *OpenAIRoutes(gateway).routes(),
+            *ResponsesRoutes(gateway).routes(),
+            *MessagesRoutes(gateway).routes(),
             *OperatorRoutes(gateway, address).routes(),
             *AdminRoutes(gateway).routes(),
         ],

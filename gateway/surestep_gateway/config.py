@@ -27,6 +27,7 @@ from .api_settings import ApiSettings
 from .auth.api_keys import ApiKeys, plain_keys, read_keys
 from .embedding_config import HfOverrides, PoolerConfig, check_keys
 from .parsers import HARMONY_CALLS, HARMONY_REASONING, REASONING_PARSERS, TOOL_PARSERS
+from .store_settings import StoreSettings
 
 
 def _address(url: str) -> str:
@@ -56,7 +57,7 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(ApiSettings, TraceSettings):
+class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")

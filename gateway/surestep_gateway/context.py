@@ -13,6 +13,8 @@ from .http.admission import Admission
 from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
 from .schedulers.pool import SchedulerPool
+from .stored.running import Running
+from .stored.store import Store
 from .text.tokenizer import Tokenizer
 from .text_processes.service import TextService
 
@@ -27,5 +29,7 @@ class Gateway:
     metrics: GatewayMetrics
     admission: Admission
     answers: Answers
+    store: Store  # of responses
+    running: Running
     seeds: random.Random  # of requests that bring none
     tracer: Tracer

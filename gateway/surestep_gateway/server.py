@@ -118,6 +118,7 @@ class GatewayServer:
                     task.cancel()
         finally:
             await self.gateway.pool.close()
+            await self.gateway.store.close()
             await self.gateway.tracer.close()
 
     async def _drain_when_stopping(self, listening: asyncio.Task[None]) -> None:

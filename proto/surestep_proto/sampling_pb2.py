@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsurestep_proto/sampling.proto\x12\x0bsurestep.v1\"\xaa\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.surestep.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12-\n\tbad_words\x18\r \x03(\x0b\x32\x1a.surestep.v1.TokenSequence\x12\x15\n\rwant_logprobs\x18\x0e \x01(\x08\x12\x18\n\x10num_top_logprobs\x18\x0f \x01(\r\x12\x1c\n\x14want_prompt_logprobs\x18\x10 \x01(\x08\x12\x1f\n\x17num_top_prompt_logprobs\x18\x11 \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8c\x01\n\x0eLogprobColumns\x12\x0b\n\x03row\x18\x01 \x03(\r\x12\x10\n\x08token_id\x18\x02 \x03(\r\x12\x0f\n\x07logprob\x18\x03 \x03(\x02\x12\x0c\n\x04rank\x18\x04 \x03(\r\x12\x0f\n\x07num_top\x18\x05 \x03(\r\x12\x15\n\rtop_token_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\"\xd3\x01\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_tokens_limit\x18\x07 \x01(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02*3\n\x07Pooling\x12\x0e\n\nNO_POOLING\x10\x00\x12\x0e\n\nLAST_TOKEN\x10\x01\x12\x08\n\x04MEAN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsurestep_proto/sampling.proto\x12\x0bsurestep.v1\"\xd1\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.surestep.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12-\n\tbad_words\x18\r \x03(\x0b\x32\x1a.surestep.v1.TokenSequence\x12\x15\n\rwant_logprobs\x18\x0e \x01(\x08\x12\x18\n\x10num_top_logprobs\x18\x0f \x01(\r\x12\x1c\n\x14want_prompt_logprobs\x18\x10 \x01(\x08\x12\x1f\n\x17num_top_prompt_logprobs\x18\x11 \x01(\r\x12%\n\x07grammar\x18\x12 \x01(\x0b\x32\x14.surestep.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"/\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x65gins_after\x18\x02 \x03(\r\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8c\x01\n\x0eLogprobColumns\x12\x0b\n\x03row\x18\x01 \x03(\r\x12\x10\n\x08token_id\x18\x02 \x03(\r\x12\x0f\n\x07logprob\x18\x03 \x03(\x02\x12\x0c\n\x04rank\x18\x04 \x03(\r\x12\x0f\n\x07num_top\x18\x05 \x03(\r\x12\x15\n\rtop_token_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\"\xd3\x01\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_tokens_limit\x18\x07 \x01(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02*3\n\x07Pooling\x12\x0e\n\nNO_POOLING\x10\x00\x12\x0e\n\nLAST_TOKEN\x10\x01\x12\x08\n\x04MEAN\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_POOLING']._serialized_start=1124
-  _globals['_POOLING']._serialized_end=1175
+  _globals['_POOLING']._serialized_start=1212
+  _globals['_POOLING']._serialized_end=1263
   _globals['_SAMPLINGPARAMS']._serialized_start=47
-  _globals['_SAMPLINGPARAMS']._serialized_end=729
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=560
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=608
-  _globals['_TOKENSEQUENCE']._serialized_start=731
-  _globals['_TOKENSEQUENCE']._serialized_end=765
-  _globals['_LOGPROBCOLUMNS']._serialized_start=768
-  _globals['_LOGPROBCOLUMNS']._serialized_end=908
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=911
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=1122
+  _globals['_SAMPLINGPARAMS']._serialized_end=768
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=599
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=647
+  _globals['_GRAMMAR']._serialized_start=770
+  _globals['_GRAMMAR']._serialized_end=817
+  _globals['_TOKENSEQUENCE']._serialized_start=819
+  _globals['_TOKENSEQUENCE']._serialized_end=853
+  _globals['_LOGPROBCOLUMNS']._serialized_start=856
+  _globals['_LOGPROBCOLUMNS']._serialized_end=996
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=999
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=1210
 # @@protoc_insertion_point(module_scope)

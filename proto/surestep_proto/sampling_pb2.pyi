@@ -17,7 +17,7 @@ LAST_TOKEN: Pooling
 MEAN: Pooling
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "want_logprobs", "num_top_logprobs", "want_prompt_logprobs", "num_top_prompt_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "want_logprobs", "num_top_logprobs", "want_prompt_logprobs", "num_top_prompt_logprobs", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class SamplingParams(_message.Message):
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WANT_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -59,7 +60,16 @@ class SamplingParams(_message.Message):
     num_top_logprobs: int
     want_prompt_logprobs: bool
     num_top_prompt_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., want_logprobs: _Optional[bool] = ..., num_top_logprobs: _Optional[int] = ..., want_prompt_logprobs: _Optional[bool] = ..., num_top_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., want_logprobs: _Optional[bool] = ..., num_top_logprobs: _Optional[int] = ..., want_prompt_logprobs: _Optional[bool] = ..., num_top_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("source", "begins_after")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    begins_after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, source: _Optional[str] = ..., begins_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)

@@ -141,7 +141,7 @@ class SchedulerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerInfo(_message.Message):
-    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless")
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,8 @@ class SchedulerInfo(_message.Message):
     MAX_POOLED_LEN_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     HEADLESS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FAULT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     vocab_size: int
     max_model_len: int
@@ -176,7 +178,9 @@ class SchedulerInfo(_message.Message):
     max_pooled_len: int
     hidden_size: int
     headless: bool
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ...) -> None: ...
+    drafter_fault: str
+    grammar_fault: str
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ("num_steps",)
@@ -277,7 +281,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "num_tenants", "num_displacements", "num_prompt_tokens_cached", "num_step_tokens", "num_steps_by_tokens", "steps", "num_blocks_cached", "num_slots_total", "num_snapshots_total", "num_snapshots_held")
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "drafter_broken", "num_tenants", "num_displacements", "num_prompt_tokens_cached", "num_step_tokens", "num_steps_by_tokens", "steps", "num_blocks_cached", "num_slots_total", "num_snapshots_total", "num_snapshots_held")
     class FinishedRequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +347,7 @@ class SchedulerStats(_message.Message):
     NUM_CANARIES_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_BROKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_TENANTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +402,7 @@ class SchedulerStats(_message.Message):
     num_canaries: int
     last_token_age_s: float
     num_queued_tokens: int
+    drafter_broken: bool
     num_tenants: int
     num_displacements: int
     num_prompt_tokens_cached: int
@@ -407,7 +413,7 @@ class SchedulerStats(_message.Message):
     num_slots_total: int
     num_snapshots_total: int
     num_snapshots_held: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., num_blocks_cached: _Optional[int] = ..., num_slots_total: _Optional[int] = ..., num_snapshots_total: _Optional[int] = ..., num_snapshots_held: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., drafter_broken: _Optional[bool] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., num_blocks_cached: _Optional[int] = ..., num_slots_total: _Optional[int] = ..., num_snapshots_total: _Optional[int] = ..., num_snapshots_held: _Optional[int] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("num_steps_by_mode", "num_rows_by_mode", "num_rows_by_k", "num_windows_by_drafts", "num_windows_by_accepted", "num_checked_rows", "num_checked_digests", "plan_s", "apply_s", "bounds_s", "num_steps_within", "step_s", "ranks")

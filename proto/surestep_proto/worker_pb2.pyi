@@ -36,8 +36,18 @@ NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
 SHAPING_OVERFLOW: RowStatus
 
+class CompileRequest(_message.Message):
+    __slots__ = ("grammar",)
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    grammar: _sampling_pb2.Grammar
+    def __init__(self, grammar: _Optional[_Union[_sampling_pb2.Grammar, _Mapping]] = ...) -> None: ...
+
+class CompileResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults")
+    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "max_proposed", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults", "extend_groups", "release_slots", "release_groups", "release_counts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +64,7 @@ class StepPlan(_message.Message):
     LEN_LO_FIELD_NUMBER: _ClassVar[int]
     LEN_HI_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DEPENDS_ON_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +73,10 @@ class StepPlan(_message.Message):
     SNAPSHOT_LENS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     budget_ms: int
@@ -78,6 +93,7 @@ class StepPlan(_message.Message):
     len_lo: _containers.RepeatedScalarFieldContainer[int]
     len_hi: _containers.RepeatedScalarFieldContainer[int]
     max_drafts: _containers.RepeatedScalarFieldContainer[int]
+    max_proposed: _containers.RepeatedScalarFieldContainer[int]
     accepted_step: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
     depends_on_step: _containers.RepeatedScalarFieldContainer[int]
@@ -86,7 +102,11 @@ class StepPlan(_message.Message):
     snapshot_lens: _containers.RepeatedScalarFieldContainer[int]
     snapshot_ids: _containers.RepeatedScalarFieldContainer[int]
     drafter_faults: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ...) -> None: ...
+    extend_groups: _containers.RepeatedScalarFieldContainer[int]
+    release_slots: _containers.RepeatedScalarFieldContainer[int]
+    release_groups: _containers.RepeatedScalarFieldContainer[int]
+    release_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling", "snapshot_id", "drafter_len", "pooling")
@@ -115,7 +135,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., drafter_len: _Optional[int] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "drafter_len", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled")
+    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "drafter_len", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled", "n_forced", "grammar_fault_rows", "grammar_faults")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +158,9 @@ class StepResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_ROWS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    N_FORCED_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FAULT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FAULTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     rank: int
@@ -160,7 +183,10 @@ class StepResult(_message.Message):
     prompt_logprobs: _sampling_pb2.LogprobColumns
     pooled_rows: _containers.RepeatedScalarFieldContainer[int]
     pooled: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafter_len: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    n_forced: _containers.RepeatedScalarFieldContainer[int]
+    grammar_fault_rows: _containers.RepeatedScalarFieldContainer[int]
+    grammar_faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafter_len: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ..., n_forced: _Optional[_Iterable[int]] = ..., grammar_fault_rows: _Optional[_Iterable[int]] = ..., grammar_faults: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "gap_us", "draft_us")
@@ -183,7 +209,7 @@ class WorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "programmatic_dependent_launch", "defaults", "memory")
+    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "programmatic_dependent_launch", "kv_windows", "defaults", "memory", "max_forced_drafts", "grammar_fault")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -225,8 +251,11 @@ class WorkerInfo(_message.Message):
     PROMPT_CHUNK_FIELD_NUMBER: _ClassVar[int]
     LINEAR_BACKEND_FIELD_NUMBER: _ClassVar[int]
     PROGRAMMATIC_DEPENDENT_LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    KV_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MAX_FORCED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     pid: int
@@ -268,9 +297,12 @@ class WorkerInfo(_message.Message):
     prompt_chunk: int
     linear_backend: str
     programmatic_dependent_launch: bool
+    kv_windows: _containers.RepeatedScalarFieldContainer[int]
     defaults: _sampling_pb2.SamplingDefaults
     memory: DeviceMemory
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ...) -> None: ...
+    max_forced_drafts: int
+    grammar_fault: str
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("total", "limit", "weights", "states", "graphs", "step", "caches")

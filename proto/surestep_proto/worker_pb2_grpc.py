@@ -44,6 +44,11 @@ class WorkerStub:
                 request_serializer=surestep__proto_dot_worker__pb2.StepPlan.SerializeToString,
                 response_deserializer=surestep__proto_dot_worker__pb2.StepResult.FromString,
                 _registered_method=True)
+        self.Compile = channel.unary_unary(
+                '/surestep.v1.Worker/Compile',
+                request_serializer=surestep__proto_dot_worker__pb2.CompileRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.CompileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -64,6 +69,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Compile(self, request, context):
+        """Compile a grammar ahead of the request that brings it, beside the steps. INVALID_ARGUMENT, with
+        what is wrong with it, or that it takes more time or memory than it may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=surestep__proto_dot_worker__pb2.StepPlan.FromString,
                     response_serializer=surestep__proto_dot_worker__pb2.StepResult.SerializeToString,
+            ),
+            'Compile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compile,
+                    request_deserializer=surestep__proto_dot_worker__pb2.CompileRequest.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.CompileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Worker:
             '/surestep.v1.Worker/Run',
             surestep__proto_dot_worker__pb2.StepPlan.SerializeToString,
             surestep__proto_dot_worker__pb2.StepResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Worker/Compile',
+            surestep__proto_dot_worker__pb2.CompileRequest.SerializeToString,
+            surestep__proto_dot_worker__pb2.CompileResponse.FromString,
             options,
             channel_credentials,
             insecure,

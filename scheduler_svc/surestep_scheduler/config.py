@@ -107,6 +107,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
 
     def limits(self, info: worker_pb2.WorkerInfo) -> Limits:
         """Fit the settings into the workers' sizes. Raises InvalidRequest where they do not."""
+        from surestep_common.kv_groups import ALL
+
         from .core.limits import Limits
         from .speculation.draft_length import StepCosts  # numpy, which settings alone do not need
 
@@ -119,10 +121,13 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             num_slots=slots,
             num_blocks=info.num_blocks,
             block_size=info.block_size,
+            kv_windows=tuple(info.kv_windows) or (ALL,),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             max_num_batched_tokens=tokens,
             max_draft_tokens=info.max_draft_tokens,
+            max_forced_drafts=info.max_forced_drafts,
+            grammar_fault=info.grammar_fault,
             max_queue_len=self.max_queue_len,
             max_queue_tokens=self.max_queue_tokens,
             pipeline_depth=self.pipeline_depth,

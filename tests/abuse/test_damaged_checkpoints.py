@@ -68,6 +68,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.rotates(2)
 def test_the_reason_is_given_soon(checkpoint: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)

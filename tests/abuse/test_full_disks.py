@@ -12,7 +12,7 @@ from support.faults.deprived_server import Abused, abused, until
 from support.faults.private_mounts import fill, needs_mounts, within
 from support.faults.streams import Tally
 
-pytestmark = [pytest.mark.timeout(240), needs_mounts]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=1), needs_mounts]
 SHM = Path("/dev/shm")
 
 

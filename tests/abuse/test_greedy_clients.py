@@ -12,7 +12,7 @@ import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.faults.server import FaultyServer, serve_for_faults
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 SLOTS, BUDGET, QUEUE = 8, 64, 40
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 # A short prompt waits for 3 steps, the gateway and the client for a core. Without fair shares it is

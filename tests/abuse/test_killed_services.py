@@ -13,7 +13,7 @@ import pytest
 from support.faults.deprived_server import Abused, abused, until
 from support.faults.streams import Tally
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(3, turn=2)]
 KILLS = 7  # the launcher used to give up at the sixth
 KILLS_IN_FULL = 10
 

@@ -15,7 +15,7 @@ from support.faults.deprived_server import Abused, abused, until
 from support.faults.run import client_of
 from support.faults.streams import Ask, Tally, stream
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=1)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.faults.server import FaultyServer, serve_for_faults
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=0)]
 FATAL, MARK = 383, 382  # tokens that nobody's request may emit
 STREAMS = 16
 

@@ -12,7 +12,7 @@ import pytest
 from support.faults.deprived_server import Abused, abused, until
 from support.faults.streams import Tally
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=0)]
 LONGEST_S = 20.0  # that any client may wait for its next token
 
 

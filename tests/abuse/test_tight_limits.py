@@ -18,7 +18,7 @@ from support.faults.deprived_server import Abused, abused
 from support.faults.streams import Tally
 from support.processes.stack import environment
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=2)]
 MIB = 1 << 20
 CGROUPS = Path("/sys/fs/cgroup")
 V1, V2 = CGROUPS / "memory", CGROUPS

@@ -124,6 +124,17 @@ def weather_of(arguments: str) -> str:
     return weather(**json.loads(arguments))
 
 
+def fits(arguments: str | dict[str, Any]) -> bool:
+    """Whether arguments of a forced call are as PARAMETERS say.
+
+    Which ones is chance: a grammar lets the model spell what is certain in one way only, and that
+    is not the way of its scripts.
+    """
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    types = {"city": str, "days": int}
+    return given.keys() == types.keys() and all(isinstance(given[n], t) for n, t in types.items())
+
+
 def weather(city: str, days: int) -> str:
     """What the tool of all scripts answers."""
     assert (city, days) == ("Oslo", 2), "arguments that the model did not write"

@@ -11,7 +11,7 @@ PAGE = HERE.parents[1] / "docs" / "clients.md"
 HEADING = "\n## Clients and features\n"
 FEATURES = (
     *("chat", "text", "streaming", "tools", "forced tools", "JSON schemas", "errors", "usage"),
-    *("seeds, logprobs", "embeddings", "cancelling", "scoring", "load"),
+    *("Responses", "seeds, logprobs", "embeddings", "cancelling", "scoring", "load"),
 )
 
 
@@ -51,7 +51,7 @@ def _above() -> str:
 def _table(rows: list[str]) -> str:
     lines = [
         HEADING,
-        "Written by `scripts/clients` after a run in which nothing failed.\n",
+        "What the scripts assert; `scripts/clients` runs them and writes this table.\n",
         f"| | {' | '.join(FEATURES)} |",
         f"|---|{'---|' * len(FEATURES)}",
         *rows,

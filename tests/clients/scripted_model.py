@@ -84,7 +84,8 @@ TEMPLATE = """\
 {%- endif -%}
 {%- endif -%}
 """
-_SHARP, _LEANING = 2.0, 0.4  # of the head; the first beats all noise, the second most of it
+# Of the head: the first two beat all noise, the third most of it.
+_SHARP, _SECOND, _LEANING = 2.0, 1.0, 0.4
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
@@ -161,6 +162,9 @@ def _transitions() -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
         yield from ((before, after, _SHARP) for before, after in pairwise(chain))
     yield from ((*pair, _SHARP) for pair in pairwise([[TALK], *SENTENCE, end]))
     yield from ((*pair, _SHARP) for pair in pairwise([[STORY], *STORY_WORDS, STORY_WORDS[0]]))
+    # JSON without a fence, where a grammar bars the fence.
+    yield ["<|json|>"], [SCRIPTS["<|json|>"][1]], _SECOND
+    yield [SCRIPTS["<|json|>"][-2]], end, _SECOND
     # Texts without template, and answers that have to go on after their end.
     yield end, SENTENCE[0], _SHARP
     yield sorted(pre_tokenizers.ByteLevel.alphabet()), SENTENCE[0], _LEANING

@@ -23,6 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run.Served]:
 @pytest.mark.parametrize(
     "client", [one for one in clients() if one.name in SMALLEST], ids=lambda one: one.name
 )
+@pytest.mark.rotates(3)
 def test_what_users_of_a_client_see(client: Client, served: run.Served) -> None:
     try:
         troubles = run.run(client, served)

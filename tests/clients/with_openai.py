@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 from clients import checks
-from clients.checks import MODEL, Server, raises, refused, works
+from clients.checks import MODEL, Server, raises, works
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -17,6 +17,13 @@ class get_weather(BaseModel):
 
     city: str
     days: int
+
+
+class Person(BaseModel):
+    """Who is asked for."""
+
+    name: str
+    age: int
 
 
 TOOLS: Any = [openai.pydantic_function_tool(get_weather)]
@@ -73,19 +80,49 @@ def tools(server: Server) -> None:
     assert answer.choices[0].message.content == checks.REPORT
 
 
-@refused("forced tools")
+@works("forced tools")
 def forced_tools(server: Server) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        with raises(openai.BadRequestError, param="tool_choice"):
-            ask(server, checks.WEATHER, tools=TOOLS, tool_choice=choice)
+        choice = ask(server, checks.WEATHER, tools=TOOLS, tool_choice=choice).choices[0]
+        assert checks.fits(choice.message.tool_calls[0].function.arguments)
 
 
-@refused("JSON schemas")
+@works("JSON schemas")
 def schemas(server: Server) -> None:
-    schema = {"name": "get_weather", "schema": get_weather.model_json_schema()}
+    schema = {"name": "Person", "schema": Person.model_json_schema()}
     for kind in ({"type": "json_object"}, {"type": "json_schema", "json_schema": schema}):
-        with raises(openai.BadRequestError, param="response_format"):
-            ask(server, checks.JSON_ASKED, response_format=kind)
+        content = ask(server, checks.JSON_ASKED, response_format=kind).choices[0].message.content
+        assert Person.model_validate_json(content) == Person(name="Ada", age=36)
+    messages: Any = [{"role": "user", "content": checks.JSON_ASKED}]
+    with raises(openai.BadRequestError, param="response_format.json_schema.schema"):
+        wrong = {"name": "wrong", "schema": {"type": "nonesuch"}}
+        ask(
+            server, checks.JSON_ASKED, response_format={"type": "json_schema", "json_schema": wrong}
+        )
+    parsed = client(server).chat.completions.parse(
+        model=MODEL, messages=messages, response_format=Person
+    )
+    assert parsed.choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+@works("Responses")
+def responses(server: Server) -> None:
+    ours = client(server).responses
+    tool = {"type": "function", "name": "get_weather", "parameters": checks.PARAMETERS}
+    asked: Any = {"model": MODEL, "tools": [tool]}
+    with ours.stream(**asked, input=checks.WEATHER) as stream:
+        first = stream.get_final_response()
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    said = checks.weather_of(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": said}
+    second = ours.create(**asked, input=[result], previous_response_id=first.id)
+    assert second.output_text == checks.REPORT
+    assert ours.retrieve(second.id).output_text == checks.REPORT
+    ours.delete(first.id)
+    with raises(openai.NotFoundError):
+        ours.retrieve(first.id)
+    parsed = ours.parse(model=MODEL, input=checks.JSON_ASKED, text_format=Person)
+    assert parsed.output_parsed == Person(name="Ada", age=36)
 
 
 @works("errors")

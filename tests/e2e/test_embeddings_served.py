@@ -16,7 +16,7 @@ from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transfo
 from support.processes.stack import Stack, serve
 from transformers import AutoTokenizer
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=0)]
 
 TOLERANCE = 1e-5
 TEXTS = [f"text {i} " + "the quick brown fox jumps " * i for i in range(12)]

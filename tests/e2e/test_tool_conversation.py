@@ -107,13 +107,24 @@ async def test_a_conversation_with_tools(
         assert prompt.count("<|im_start|>tool\n3<|im_end|>") == 2
 
 
-async def test_what_needs_constrained_decoding_is_refused(tmp_path: Path) -> None:
+async def test_forced_calls_are_constrained(tmp_path: Path) -> None:
+    """A grammar goes to the scheduler, and begins behind the reasoning that the prompt begins."""
     async with served(tmp_path / "tiny", "hermes") as (scheduler, client):
+        tokenizer = Tokenizer.load(tmp_path / "tiny")
+        text = f"so</think>\n{HERMES_CALL.format('Oslo')}"
+        ids = tokenizer.encode_now(text, add_special_tokens=False)
+        scheduler.script = replay([*ids, EOS_ID], chunk=3)
         choices: list[Any] = ["required", {"type": "function", "function": {"name": "Weather"}}]
         for choice in choices:
-            with pytest.raises(openai.BadRequestError, match="constrained decoding") as refusal:
-                await client.chat.completions.create(
-                    model="tiny", messages=[USER], tools=TOOLS, tool_choice=choice
-                )
-            assert refusal.value.param == "tool_choice"
-        assert scheduler.requests == []
+            answer = await client.chat.completions.create(
+                model="tiny", messages=[USER], tools=TOOLS, tool_choice=choice
+            )
+            assert answer.choices[0].finish_reason == "tool_calls"
+            grammar = scheduler.requests[-1].sampling.grammar
+            assert list(grammar.begins_after) == [tokenizer.id("</think>")]
+            assert "Weather" in grammar.source
+        unknown: Any = {"type": "function", "function": {"name": "other"}}
+        with pytest.raises(openai.BadRequestError, match="none of the tools"):
+            await client.chat.completions.create(
+                model="tiny", messages=[USER], tools=TOOLS, tool_choice=unknown
+            )

@@ -134,6 +134,7 @@ def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> N
     assert first["meaning"]
 
 
+@pytest.mark.rotates(2, turn=0)
 def test_a_worker_that_stands_still_for_longer_than_clients_wait(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_worker_that_stands_still_for_longer_than_clients_wait(
     assert "error in the stream" in out
 
 
+@pytest.mark.rotates(2, turn=1)
 def test_answers_too_short_to_be_disturbed(tiny_model: Path, tmp_path: Path) -> None:
     short = tmp_path / "p.jsonl"
     short.write_text('{"prompt": "the dog", "max_tokens": 1}\n')
@@ -162,6 +164,7 @@ def test_a_server_that_cannot_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.rotates(2)
 def test_no_server_outlives_the_command(
     number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ SCRIPT = (
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.rotates(2, turn=0)
 def test_a_start_script_of_vllm(tiny_model: Path, tmp_path: Path) -> None:
     console = tmp_path / "console"
     variables = {"VLLM_API_KEY": "secret", "VLLM_USE_V1": "1"}
@@ -47,6 +48,7 @@ def test_a_start_script_of_vllm(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.rotates(2, turn=1)
 def test_a_server_on_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
     console, path = tmp_path / "console", tmp_path / "s.sock"
     with serve(tiny_model, tmp_path / "logs", *FLAGS, console=console, uds=path) as stack:

@@ -15,8 +15,8 @@ from support.faults.run import Served
 from support.faults.setups import served_by
 from support.faults.soak import grown, memory, soak
 
-_SHORT_S = 40.0
-_SHORT_EVERY_S = 3.0, 6.0
+_SHORT_S = 30.0
+_SHORT_EVERY_S = 2.0, 4.0
 _EVERY_S = 10.0, 20.0
 
 

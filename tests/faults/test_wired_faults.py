@@ -21,7 +21,7 @@ from support.processes.gateway import gateway, until_ready
 from support.processes.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
-NGRAM = Setup("ngram", 1)
+PLAIN = Setup("none", 1)
 AT = 300  # tokens that all streams together have delivered before the fault
 
 
@@ -29,7 +29,7 @@ AT = 300  # tokens that all streams together have delivered before the fault
 def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     """Another server of the same model. It does not outlive its test."""
     folder = tmp_path_factory.mktemp("second")
-    with serve_for_faults(model(NGRAM, folder), folder, *flags(NGRAM)) as server:
+    with serve_for_faults(model(PLAIN, folder), folder, *flags(PLAIN)) as server:
         yield server
 
 
@@ -48,7 +48,7 @@ async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
         yield url
 
 
-@served_by(["ngram-tp1"])
+@served_by(["none-tp1"])
 @pytest.mark.parametrize("how", ["cut", "silence"])
 def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) -> None:
     async def streams() -> None:
@@ -64,7 +64,7 @@ def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) 
     served.server.recovered(served.holdings)
 
 
-@served_by(["ngram-tp1"])
+@served_by(["none-tp1"])
 def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
     aborted = "surestep:aborted_requests_total"
     before = served.server.stack.metric(aborted)
@@ -89,7 +89,7 @@ def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
     assert served.server.stack.metric(aborted) >= before + 5
 
 
-@served_by(["ngram-tp1"])
+@served_by(["none-tp1"])
 def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServer) -> None:
     """One of two schedulers drains: what it has open goes on at the other one."""
 
@@ -106,7 +106,7 @@ def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServe
     served.server.recovered(served.holdings)
 
 
-@served_by(["ngram-tp1"])
+@served_by(["none-tp1"])
 def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: FaultyServer) -> None:
     """Open streams end as ever, new requests are told to come again, the exit status is 0."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from support.parity.bench import (
@@ -11,7 +15,10 @@ from support.parity.bench import (
     make_eagle3_hybrid,
     make_gpt_oss,
     make_hybrid,
+    make_least_gpt_oss,
+    make_model,
 )
+from support.parity.grammars import make_guided_requests, with_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +57,45 @@ def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
 
 
+@pytest.fixture(scope="session")
+def least_gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for the least gpt-oss, with an EAGLE-3 head of random weights. Read only."""
+    folder = make_least_gpt_oss(tmp_path_factory.mktemp("least_gpt_oss"), mxfp4=False)
+    return ParityBench(folder, make=lambda folder: None)
+
+
+@pytest.fixture(scope="session")
+def least_mxfp4_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same with experts in MXFP4. Read only."""
+    folder = make_least_gpt_oss(tmp_path_factory.mktemp("least_mxfp4"), mxfp4=True)
+    return ParityBench(folder, make=lambda folder: None)
+
+
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter as fast as it can be, where there is no GPU."""
+    """Triton's interpreter as a GPU computes, and as fast as it can be, where there is no GPU."""
     if not torch.cuda.is_available():
-        from support.kernels.triton_interpreter import patch_once
+        from support.kernels.triton_interpreter import repair
 
-        patch_once(monkeypatch)
+        repair(monkeypatch)
+
+
+def _guided(tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], None]) -> ParityBench:
+    """A bench whose model has a tokenizer, and whose requests have grammars."""
+    folder = tmp_path_factory.mktemp("guided")
+    return ParityBench(folder, partial(with_tokenizer, make), make_guided_requests)
+
+
+@pytest.fixture(scope="session")
+def guided_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return _guided(tmp_path_factory, make_model)
+
+
+@pytest.fixture(scope="session")
+def guided_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return _guided(tmp_path_factory, make_hybrid)
+
+
+@pytest.fixture(scope="session")
+def guided_eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return _guided(tmp_path_factory, make_eagle3)

@@ -88,6 +88,7 @@ def test_a_trace_is_recorded_and_written(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen3.5"])
+@pytest.mark.rotates(2)
 def test_decoding_is_timed_with_and_without_pipelining(tmp_path: Path, shape: str) -> None:
     make_shaped([shape, str(tmp_path)])
     out = tmp_path / "decode.json"
@@ -101,6 +102,7 @@ def test_decoding_is_timed_with_and_without_pipelining(tmp_path: Path, shape: st
 
 
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen3.5"])
+@pytest.mark.rotates(2)
 def test_in_float32_nothing_diverges(tmp_path: Path, shape: str) -> None:
     make_shaped([shape, str(tmp_path)])
     out = tmp_path / "divergence.json"

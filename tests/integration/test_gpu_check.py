@@ -79,6 +79,7 @@ def _are_there(files: dict[str, bytes], names: Sequence[str]) -> None:
 
 
 @pytest.mark.timeout(SECONDS + 100)
+@pytest.mark.rotates(3, turn=0)
 def test_the_first_call_runs_whole(dry: DryRun) -> None:
     status, states = dry("first")
     assert status == 0, states
@@ -106,6 +107,7 @@ def test_the_first_call_runs_whole(dry: DryRun) -> None:
 
 
 @pytest.mark.timeout(SECONDS + 100)
+@pytest.mark.rotates(3, turn=1)
 def test_the_second_call_runs_whole(dry: DryRun) -> None:
     status, states = dry("second")
     assert status == 0, states

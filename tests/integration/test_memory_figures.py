@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from kv_windows import request_bytes
 from memory import Sizes, figures, of_folder
 from safetensors.torch import load_file
+from support.checkpoints.gpt_oss import WINDOW, make_tiny_gpt_oss
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_kernels import load_kernels
+from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
 
@@ -43,8 +47,21 @@ def test_a_dense_model_takes_what_is_computed(tmp_path: Path) -> None:
     assert sizes.weight_bytes == sum(tensor.nbytes for tensor in tensors)
 
 
+def test_layers_with_windows_take_what_is_computed(tmp_path: Path) -> None:
+    folder = make_tiny_gpt_oss(tmp_path)
+    sizes, model = of_folder(folder, mtp=False), loaded(folder, mtp=False)
+    spec = model.kv_spec(16)
+    assert sizes.kv_spec(1, None) == spec
+    assert spec.layout.windows == (0, WINDOW)
+    kernels = load_kernels("cpu", "reference")
+    whole = bytes_per_block(replace(spec, windows=(0,) * 4), kernels)
+    assert 2 * bytes_per_block(spec, kernels) == whole  # two layers in each group
+    kept = request_bytes(spec, kernels, 160, 1)
+    assert kept == (10 + 2) * whole // 2  # the window of 8 lies in two blocks of 16
+
+
 def test_requests_are_those_whose_tokens_have_room() -> None:
-    sizes = Sizes(8 << 30, 2, 4, 64, 0, torch.bfloat16, None)  # 2 KiB a token
+    sizes = Sizes(8 << 30, (0, 0), 4, 64, 0, torch.bfloat16, None)  # 2 KiB a token
     found = figures(sizes, 2, 4 + 2 / 0.85, 0, fp8=False)  # two ranks: half of all
     assert found["weights_gib"] == 4
     assert found["kv_kib_per_token"] == 1

@@ -128,6 +128,7 @@ def all_kernels() -> set[str]:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.rotates(2, turn=0)
 def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) -> None:
     compiler, variants = compile_all(full=pytestconfig.getoption("--full"))
     folder = pytestconfig.getoption("--compile-report")

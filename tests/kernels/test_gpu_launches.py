@@ -23,6 +23,7 @@ AROUND = 21
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.rotates(3, turn=2)
 def test_a_layer_takes_no_more_launches_than_it_may() -> None:
     """In a process of its own, where kernels are not those of the interpreter."""
     path = os.pathsep.join(p for p in sys.path if p)

@@ -1,13 +1,15 @@
-"""Sinks are in a softmax once, wherever its splits are attended to and merged."""
+"""Sinks are in a softmax once, wherever its splits are attended to and merged; and windows are as
+long as they should be."""
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
+from support.kernels.attention_mutants import SINK_MUTANTS, WINDOW_MUTANTS
 from support.kernels.cases import assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu.attention import attention_grid
@@ -16,9 +18,10 @@ from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
 from torch import Tensor
 
-LENGTHS, COUNTS = [700, 90, 520], [2, 1, 3]  # of three splits, of one, of three
-HEADS, KV_HEADS, HEAD_DIM = 8, 1, 64  # of gpt-oss, for one of its KV heads
-SINKS = torch.tensor([-30.0, -1, 0, 1, 2, 4, 8, 60])  # of no weight up to all of it
+LENGTHS, COUNTS = [520, 90, 300], [2, 1, 3]  # of three splits, of one, of two
+HEADS, KV_HEADS, HEAD_DIM = 16, 2, 64  # of gpt-oss, for two of its KV heads
+# Of no weight up to all of it, in one group; and some of the other.
+SINKS = torch.tensor([-30.0, -1, 0, 1, 2, 4, 8, 60, *[3.0] * 8])
 WINDOW = 128
 
 
@@ -27,8 +30,11 @@ class Case(NamedTuple):
     cache: LayerCache
     rows: AttentionRows
 
-    def attend(self, *, window: int) -> Tensor:
-        return ops.paged_attention(*self, HEAD_DIM**-0.5, window=window, sinks=SINKS.to(self.q))
+    def attend(self, *, window: int, by: ModuleType = ops) -> Tensor:
+        made: Tensor = by.paged_attention(
+            *self, HEAD_DIM**-0.5, window=window, sinks=SINKS.to(self.q)
+        )
+        return made
 
     def expected(self, *, window: int) -> Tensor:
         return paged_attention_reference(
@@ -63,29 +69,44 @@ def test_a_sink_counts_once_wherever_splits_are_merged(
     """By a second kernel, or, without scratch, by the program that attends to all of them."""
     usual = case.attend(window=window)
     assert_close(usual, case.expected(window=window))
-    assert usual[:, -1].abs().max() < 1e-20
+    assert usual[:, HEADS // KV_HEADS - 1].abs().max() < 1e-20
     monkeypatch.setattr(attention_grid, "MAX_SCRATCH", 0)
     assert torch.equal(case.attend(window=window), usual)
 
 
-def test_a_sink_that_is_counted_twice_shows(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A merge in which it is among the splits as well as behind them."""
-    source = Path(ops.__file__).read_text()
-    end = "    out = finish(m, total, acc, head, sinks_ptr, scales_ptr, C)\n    to = ((row.begin"
-    twice = tmp_path / "twice.py"
-    assert source.count(end) == 1
-    once_more = "    total += tl.exp2(tl.load(sinks_ptr + head) * LOG2_E - m)\n"
-    twice.write_text(source.replace(end, once_more + end))
-    spec = spec_from_file_location("surestep_kernels.gpu.attention.twice", twice)
-    assert spec is not None
-    assert spec.loader is not None
-    mutant = module_from_spec(spec)
-    spec.loader.exec_module(mutant)
-    monkeypatch.setattr(ops, "_merge_kernel", mutant._merge_kernel)
-    wrong, right = case.attend(window=0), case.expected(window=0)
-    assert_close(wrong[:, 0], right[:, 0])
-    for head in range(2, HEADS - 1):
-        with pytest.raises(AssertionError):
+def unlike(wrong: Tensor, right: Tensor) -> set[int]:
+    """Heads of which the two differ."""
+    found = set()
+    for head in range(HEADS):
+        try:
             assert_close(wrong[:, head], right[:, head])
+        except AssertionError:
+            found.add(head)
+    return found
+
+
+@pytest.mark.parametrize("name", SINK_MUTANTS)
+def test_a_wrong_sink_shows(
+    case: Case, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """But in heads where its weight is next to nothing, or everything."""
+    mutant, right = SINK_MUTANTS[name].load(tmp_path, monkeypatch), case.expected(window=0)
+    if name == "counted in every split of a tile":  # which merges them itself without scratch
+        monkeypatch.setattr(f"{mutant.__package__}.attention_grid.MAX_SCRATCH", 0)
+    found = unlike(case.attend(window=0, by=mutant), right)
+    group = HEADS // KV_HEADS
+    wrong = set(range(group, HEADS))
+    if name != "of the heads of another group":
+        wrong |= set(range(2, group - 1))
+    assert wrong <= found
+    assert not found & {0, group - 1}
+
+
+@pytest.mark.parametrize("name", WINDOW_MUTANTS)
+def test_a_wrong_window_shows(
+    case: Case, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In every head that its sink has not emptied, of all rows or of those with several tokens."""
+    mutant = WINDOW_MUTANTS[name].load(tmp_path, monkeypatch)
+    wrong, right = case.attend(window=WINDOW, by=mutant), case.expected(window=WINDOW)
+    assert set(range(HEADS)) - unlike(wrong, right) <= {HEADS // KV_HEADS - 1}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from support.kernels.step_column import StepColumn
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.step.choose import Chosen, RowStatus
 from surestep_kernels.step.commit_step import Report, StopIds
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
+from surestep_kernels.step.shape_logits import (
+    Biases,
+    Forbidden,
+    Masks,
+    Penalties,
+    Positions,
+    Shaping,
+)
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
 from surestep_kernels.step.write_runs import Runs
@@ -38,9 +46,10 @@ def make_state() -> SlotState:
     """Slots of 20 to 40 committed tokens, one more known; the NULL slot is empty."""
     committed = randint(20, 40, SLOTS + 1)
     committed[-1] = 0
-    blocks = torch.randperm(BLOCKS - 1)[: SLOTS * 9].view(SLOTS, 9).int() + 1
-    tables = torch.full((SLOTS + 1, PAGES), NULL_BLOCK, dtype=torch.int32)
-    tables[:SLOTS, :9] = blocks
+    some = [torch.randperm(BLOCKS - 1)[: SLOTS * 9].view(SLOTS, 9) for _ in range(2)]
+    blocks = torch.stack(some).int() + 1
+    tables = torch.full((2, SLOTS + 1, PAGES), NULL_BLOCK, dtype=torch.int32)
+    tables[:, :SLOTS, :9] = blocks
     return SlotState(
         tokens=randint(0, VOCAB, SLOTS + 1, WIDTH),
         block_tables=tables,
@@ -106,7 +115,7 @@ def test_what_does_not_exist_is_told_and_not_touched(column: StepColumn, wrong: 
     if wrong == "slot":
         step.rows.slot[3] = 1 << 30
     if wrong == "block":
-        state.block_tables[2] = BLOCKS
+        state.block_tables[1, 2] = BLOCKS
     if wrong == "length":
         state.committed[5] = state.known[5] = -5
     for ops, device in ((STEP_REFERENCE, "cpu"), column):
@@ -202,6 +211,13 @@ def test_writes_runs_and_nothing_else(column: StepColumn) -> None:
     assert (expected[4000:4037] == words[-37:]).all()
 
 
+def allowing(*ids: int) -> torch.Tensor:
+    """A line of Masks that allows these tokens; bits behind the vocabulary are of no meaning."""
+    bits = torch.zeros(-(-VOCAB // 32) * 32, dtype=torch.bool)
+    bits[list(ids)], bits[VOCAB:] = True, True
+    return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little").view(np.int32).copy())
+
+
 def make_shaping() -> Shaping:
     """Three windows of two positions; each wish is that of two windows."""
     values, never = torch.randn(5), torch.iinfo(torch.int32).max
@@ -216,6 +232,7 @@ def make_shaping() -> Shaping:
             i32(2, 3, 4, 5), i32(0, 0, 2, 4), i32(0, 1, 3, 6, 7), i32(11, 21, 12, 21, 22, 5, 14),
             i32(25, never, never, 10), i32(4, 9, 30),
         ),
+        Masks(i32(3, 4), torch.stack((allowing(*range(0, VOCAB, 3)), allowing(5, 6, 17)))),
     )  # fmt: skip
 
 
@@ -237,4 +254,5 @@ def test_shapes_logits_as_the_reference_does(column: StepColumn) -> None:
     assert expected[2, 12] == -torch.inf  # 21 stands in front of it
     assert expected[3, 12] == z[3, 12]
     assert expected[4, 5] == -torch.inf  # 21 and 22 stand in front of it
-    assert (expected[4:] > -torch.inf).sum(dim=1).tolist() == [2, 3]
+    assert (expected[4:] > -torch.inf).sum(dim=1).tolist() == [1, 3]  # one of the two is masked
+    assert (expected[3] > -torch.inf).nonzero().flatten().tolist() == list(range(0, VOCAB, 3))

@@ -11,12 +11,19 @@ from support.kernels.draw_params import OFF, make_params
 from surestep_kernels.cpu.step_ops import CpuStepOps
 from surestep_kernels.step.choose import Chosen
 from surestep_kernels.step.commit_step import Report, StopIds
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
+from surestep_kernels.step.shape_logits import (
+    Biases,
+    Forbidden,
+    Masks,
+    Penalties,
+    Positions,
+    Shaping,
+)
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from torch import Tensor
 
-WIDTH, PAGES, BLOCK_SIZE, VOCAB, K = 70, 10, 8, 13, 3
+WIDTH, PAGES, BLOCK_SIZE, VOCAB, K, GROUPS = 70, 10, 8, 13, 3, 3
 SIZES = [0, 1, 2, 31, 300]
 
 
@@ -38,7 +45,7 @@ def make_state(num_rows: int) -> SlotState:
     committed[-1] = upto[-1] = 0  # the NULL slot holds nothing
     return SlotState(
         tokens=randint(0, VOCAB, lines, WIDTH),
-        block_tables=randint(0, 50, lines, PAGES),
+        block_tables=randint(0, 50, GROUPS, lines, PAGES),
         committed=committed,
         known=committed + 1,
         folded=committed - randint(0, 4, lines).minimum(committed),
@@ -114,13 +121,16 @@ def test_fingerprints_at_all_widths(
     assert torch.equal(native_step.fingerprint(sliced, rows, counts), expected)
 
 
+@pytest.mark.parametrize("vocab", [21, 64, 75])
 @pytest.mark.parametrize("count", SIZES)
-def test_logits_are_shaped(native_step: CpuStepOps, count: int) -> None:
+def test_logits_are_shaped(native_step: CpuStepOps, count: int, vocab: int) -> None:
     """Ids of biases in no order, long histories of few tokens, sequences of any length."""
-    vocab, index = 21, torch.arange(count, dtype=torch.int32)
+    index = torch.arange(count, dtype=torch.int32)
     at = Positions(index, index, randint(0, WIDTH + 1, count), randint(-2, VOCAB, count + 1, WIDTH))
     listed = torch.stack([torch.randperm(vocab)[:3] for _ in range(count + 1)]).int().flatten()
     sequences = bounds(torch.full((count,), 2))
+    words = torch.randint(-(1 << 31), 1 << 31, ((count + 1) // 2, -(-vocab // 32))).int()
+    words[1::3], words[2::3] = 0, -1  # whole words are done at once
     cu_ids = bounds(randint(1, 4, 2 * count + 1))
     shaping = Shaping(
         Biases(index, sequences, listed, torch.randn(len(listed)) * 9,
@@ -129,6 +139,7 @@ def test_logits_are_shaped(native_step: CpuStepOps, count: int) -> None:
                   torch.randn(count)),
         Forbidden(index, sequences, cu_ids, randint(0, VOCAB, int(cu_ids[-1])),
                   randint(0, 2 * WIDTH, 2 * count + 1), randint(0, WIDTH, count)),
+        Masks(index[::2].contiguous(), words),
     )  # fmt: skip
     z = torch.randn(count, vocab)
     z[:, 7], z[::3, 5], z[::4, 2] = 3e38, math.nan, math.inf

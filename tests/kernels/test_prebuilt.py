@@ -22,7 +22,8 @@ from surestep_kernels.cpu.prebuilt import TARGETS, fitting
 V3, V4, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
 FITS_HERE = [target.name for target in fitting(platform.machine(), HERE)]
-pytestmark = pytest.mark.timeout(400)  # three libraries are compiled, a minute on a busy machine
+# Three libraries are compiled, which takes a minute on a busy machine.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(2, turn=1)]
 
 
 @pytest.mark.parametrize(

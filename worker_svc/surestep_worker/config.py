@@ -24,6 +24,10 @@ def _own_length(value: Any) -> Any:
     return None if value in (-1, "-1", "auto") else value
 
 
+def _off(value: Any) -> Any:
+    return {} if value == "none" else value
+
+
 def _attention(value: Any) -> Any:
     name = value.lower() if isinstance(value, str) else value
     return _ATTENTION.get(name, name)
@@ -153,9 +157,10 @@ class WorkerSettings(PeerSettings):
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="ranks that share one model"
     )
-    speculative_config: dict[str, Any] | None = Field(
+    speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_off)] = Field(
         default=None,
-        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off',
+        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, as it '
+        "is by default but for the default model of `surestep serve`",
     )
     require_drafter: bool = Field(
         default=False,

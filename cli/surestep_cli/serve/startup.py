@@ -47,7 +47,7 @@ class Startup:
 
     `scheduler` is the address of one that serves it. `certificate` is the one that a gateway with
     HTTPS presents. `must_write`: refuse a model that only makes embeddings. `has_page`: there is a
-    status page.
+    status page. `drafts_by_default`: its drafts were not asked for.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Startup:
         certificate: Path | None = None,
         must_write: bool = False,
         has_page: bool = True,
+        drafts_by_default: bool = False,
     ) -> None:
         self._url = url
         self._name = name
@@ -71,7 +72,9 @@ class Startup:
         self._certificate = certificate
         self._must_write = must_write
         self._has_page = has_page
+        self._drafts_by_default = drafts_by_default
         self._embeds = False  # what people ask of it is embeddings
+        self._drafts = ""  # how, and how many at most
         self.missing = "no answer yet"  # the reason, as the gateway reports it
 
     async def wait(self, stop: asyncio.Event) -> bool:
@@ -114,7 +117,7 @@ class Startup:
         self._console.print(line, markup=False, soft_wrap=True)
 
     def announce(self, *, needs_key: bool) -> None:
-        """Print the URL, a command to try and where the logs are; never a key."""
+        """Print the URL, how it drafts, a command to try and where the logs are; never a key."""
         body: dict[str, Any] = {"model": self._name}
         if self._embeds:
             path, body["input"] = "embeddings", "Say hello."
@@ -128,9 +131,11 @@ class Startup:
         if socket is not None:
             root, flags = "http://localhost", f"--unix-socket {shlex.quote(socket)} {flags}"
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
+        drafts = (f"Drafts: {self._drafts}",) if self._drafts else ()
         page = (f"Look: {self._url}/ui",) if self._has_page and socket is None else ()
         for line in (
             f"Serving {self._name} at {self._url}/v1",
+            *drafts,
             f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
             *page,
             f"Logs: {self._workers[0].log.parent}",
@@ -160,6 +165,12 @@ class Startup:
                 f"--runner generate: {self._name} writes no text, it makes embeddings",
                 param="runner",
             )
+        if info.drafter_fault:
+            self.say(f"Warning: nothing is drafted: {info.drafter_fault}")
+        if info.max_draft_tokens:
+            self._drafts = f"{info.drafter}, up to {info.max_draft_tokens} tokens a step"
+            if self._drafts_by_default:
+                self._drafts += " (built-in head; --speculative-config none turns it off)"
         self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
 
     async def _check_workers(self, stubs: Sequence[Any]) -> None:

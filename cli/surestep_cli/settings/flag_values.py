@@ -76,10 +76,14 @@ def names(value: Any) -> list[str]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping from JSON, or from key=value with commas between. Raise ValueError."""
+    """Return a mapping from JSON, or from key=value with commas between, or an empty one from
+    "none". Raise ValueError.
+    """
     if isinstance(value, dict):
         return value
     text = str(value).strip()
+    if text == "none":
+        return {}
     if text and not text.startswith(("{", "[", '"')):
         pairs = [part.partition("=") for part in text.split(",")]
         if all(equals for _, equals, _ in pairs):

@@ -172,7 +172,7 @@ class FlagReader:
             flag = self._vllm.by_name.get(f"{name}.{key}")
             if flag is None:
                 kept[key] = value
-            else:
+            elif value is not None:  # null asks for nothing
                 self._decide(f"--{flag.name}", flag, value)
         return kept
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from .flag_values import FlagKind, kind_of_field, kind_of_flag, types_of
@@ -112,6 +112,8 @@ def usage(name: str, field: FieldInfo) -> str:
 def typed_default(field: FieldInfo) -> str | None:
     """Return the default as one would type it; None for switches and where there is none."""
     default = field.default
+    if isinstance(default, SecretStr):  # what may hold a password is none until it is set
+        default = default.get_secret_value()
     if field.is_required() or field.default_factory is not None:
         return None
     if isinstance(default, bool) or default in (None, "", (), []):

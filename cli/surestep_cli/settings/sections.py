@@ -34,6 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("chat_template", "chat_template_content_format", "default_chat_template_kwargs"),
         *("reasoning_effort_map", "trust_request_chat_template", "reasoning_parser"),
         *("tool_call_parser", "enable_auto_tool_choice", "exclude_tools_when_tool_choice_none"),
+        "structured_outputs_config",
         *("response_role", "allow_special_tokens_in_content", "return_tokens_as_token_ids"),
         "enable_force_include_usage",
     ),
@@ -44,7 +45,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Limits": (
         *("max_concurrent_requests", "max_connections", "max_n", "max_body_bytes"),
         *("max_total_body_bytes", "max_answer_bytes", "min_body_rate", "text_processes"),
-        "text_memory_bytes",
+        *("text_memory_bytes", "responses_store", "responses_store_ttl", "responses_store_count"),
+        "responses_store_bytes",
     ),
     "Timeouts": (
         *("startup_timeout_s", "drain_timeout_s", "request_timeout_s", "first_token_timeout_s"),

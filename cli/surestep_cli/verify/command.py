@@ -19,6 +19,7 @@ from surestep_common.errors import SurestepError
 
 from surestep_cli.api.http import api_root
 from surestep_cli.api.sessions import open_session
+from surestep_cli.serve.model_source import DEFAULT_SPECULATION
 from surestep_cli.settings.sections import SECTIONS
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import write_file
@@ -145,7 +146,8 @@ def _speculative_config(asking: VerifyArguments) -> dict[str, Any] | None:
     """Return the configuration; None for a server that this command has not started."""
     if asking.options.url is not None:
         return None
-    return ServeSettings.of_flags(asking.arguments).speculative_config
+    settings = ServeSettings.of_flags(asking.arguments)
+    return DEFAULT_SPECULATION if settings.drafts_by_default else settings.speculative_config
 
 
 def _flags(settings: ServeSettings) -> dict[str, Any]:

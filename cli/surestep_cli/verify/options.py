@@ -105,14 +105,18 @@ class VerifyArguments(NamedTuple):
         serve = or_exit(VerifyOptions, lambda: ServeSettings.of_flags(rest))
         if options.url is not None:
             or_exit(VerifyOptions, lambda: _refuse_settings(rest))
-        elif serve.speculative_config is None:
+        if options.url is None and _adds_drafts(serve):
             rest = [*rest, *_DRAFTS]
         return cls(options, serve, rest)
 
     @property
     def adds_drafts(self) -> bool:
         """Whether drafts are added because no speculation is configured."""
-        return self.options.url is None and self.serve.speculative_config is None
+        return self.options.url is None and _adds_drafts(self.serve)
+
+
+def _adds_drafts(serve: ServeSettings) -> bool:
+    return not serve.speculative_config and not serve.drafts_by_default
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +18,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 COUNTED_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 
 
+class Parameter(NamedTuple):
+    """A parameter of a URL's query, which may be left out."""
+
+    name: str
+    schema: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """What the OpenAPI document says about an operation."""
@@ -24,6 +32,7 @@ class Description:
     summary: str
     bodies: tuple[type[Body], ...] = ()  # models of the request's body, of which one must fit
     body_required: bool = True
+    parameters: tuple[Parameter, ...] = ()
     media_type: str = "application/json"  # of the response; "" = it has no body
     streams: bool = False  # server-sent events when the body says "stream": true
     keys: bool = False  # needs an API key, if the server has any

@@ -79,7 +79,7 @@ class RequestMiddleware:
                 await body.read()
                 self._admission.check(path, caller)  # much may have happened since
         except SurestepError as error:
-            await error_response(error)(scope, receive, answer)
+            await error_response(error, path)(scope, receive, answer)
             return
         state["body"] = body
         try:

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from surestep_common.errors import DeadlineExceeded, ModelNotFound
+from surestep_common.errors import ModelNotFound
 from surestep_common.sampling_defaults import shown
 
-from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.output.json_pieces import JsonPieces
-from surestep_gateway.request.embedding_body import EmbeddingBody, EmbeddingRequest
-from surestep_gateway.request.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationBody,
-)
+from surestep_gateway.request.embedding_body import EmbeddingRequest
+from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.tokenizer_bodies import (
     DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,
 )
+from surestep_gateway.serving.choice_stream import ChoiceEvents
+from surestep_gateway.serving.choices import ChatChoices, ChoiceBuilder, CompletionChoices
 from surestep_gateway.serving.embeddings import Embedding
+from surestep_gateway.serving.event_stream import EventStream
 from surestep_gateway.serving.generation import (
     Generation,
-    Origin,
     chat_generation,
     completion_generation,
 )
-from surestep_gateway.serving.request_log import log_request
-from surestep_gateway.serving.respond import EventStream, json_answer, until_disconnect
-from surestep_gateway.serving.responses import (
-    ChatResponseBuilder,
-    CompletionResponseBuilder,
-    ResponseBuilder,
-)
+from surestep_gateway.serving.request_log import log_embedding, log_request
+from surestep_gateway.serving.respond import json_answer
 from surestep_gateway.text_processes.jobs import (
     CHAT,
     COMPLETION,
@@ -51,9 +41,7 @@ from surestep_gateway.text_processes.jobs import (
 )
 
 from .described_route import COUNTED_ERRORS, DescribedRoute, Description
-from .middleware import body_of
-
-T = TypeVar("T")
+from .requests import deadline_of, origin_of, prepare
 
 _CHAT = Description(
     summary="Answer a chat.",
@@ -103,67 +91,43 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         arrived = time.perf_counter()
-        deadline = self._deadline()
-        prepared = await self._prepare(CHAT, request, deadline)
-        origin = _origin(request, prepared.body, arrived)
+        deadline = deadline_of(self._gateway)
+        prepared = await prepare(self._gateway, CHAT, request, deadline)
+        origin = origin_of(request, prepared.body, arrived)
         generation = await chat_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(
-            request, generation, ChatResponseBuilder(self._gateway, generation)
-        )
+        return await self._answer(request, generation, ChatChoices(self._gateway, generation))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         arrived = time.perf_counter()
-        deadline = self._deadline()
-        prepared = await self._prepare(COMPLETION, request, deadline)
-        origin = _origin(request, prepared.body, arrived)
+        deadline = deadline_of(self._gateway)
+        prepared = await prepare(self._gateway, COMPLETION, request, deadline)
+        origin = origin_of(request, prepared.body, arrived)
         generation = await completion_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(
-            request, generation, CompletionResponseBuilder(self._gateway, generation)
-        )
+        return await self._answer(request, generation, CompletionChoices(self._gateway, generation))
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
         arrived = time.perf_counter()
-        deadline = self._deadline()
-        prepared = await self._prepare(EMBEDDING, request, deadline)
-        origin = _origin(request, prepared.body, arrived)
+        deadline = deadline_of(self._gateway)
+        prepared = await prepare(self._gateway, EMBEDDING, request, deadline)
+        origin = origin_of(request, prepared.body, arrived)
         embedding = Embedding(self._gateway, prepared, origin, deadline)
-        log_request(self._gateway, embedding.id, origin, prepared.body, prepared.inputs)
+        log_embedding(self._gateway, embedding.id, origin, prepared)
         return await embedding.answer(request.receive)
 
-    def _deadline(self) -> float:
-        """Return the deadline of a request that arrives now, on the event loop's clock."""
-        return asyncio.get_running_loop().time() + self._gateway.settings.request_timeout_s
-
-    async def _prepare(self, job: Job[T], request: Request, deadline: float) -> T:
-        """Run a preparation job on the body and release the body. Raise SurestepError."""
-        gateway = self._gateway
-        body, info = body_of(request), gateway.pool.info
-        try:
-            prepared = gateway.text.at_once(job, body.data, info)
-            if prepared is not None:
-                return prepared
-            async with asyncio.timeout_at(deadline):
-                work = gateway.text.prepare(job, body.data, info)
-                return await until_disconnect(request.receive, work, gateway.admission)
-        except TimeoutError:
-            raise DeadlineExceeded("the request was not prepared in time") from None
-        finally:
-            body.release()
-
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
-        answer = await self._prepare(job, request, self._deadline())
+        answer = await prepare(self._gateway, job, request, deadline_of(self._gateway))
         return JsonPieces([answer], self._gateway.answers)
 
     async def _answer(
-        self, request: Request, generation: Generation, builder: ResponseBuilder
+        self, request: Request, generation: Generation, builder: ChoiceBuilder
     ) -> Response:
-        ids = [prompt.token_ids for prompt in generation.prompts]
-        log_request(self._gateway, generation.id, generation.origin, generation.body, ids)
+        log_request(self._gateway, generation)
         if generation.body.stream:
             force = self._gateway.settings.enable_force_include_usage
-            return EventStream(generation, builder, self._gateway.admission, force_usage=force)
+            events = ChoiceEvents(generation, builder, force_usage=force)
+            return EventStream(generation, events, self._gateway.admission)
         return await json_answer(generation, builder, request.receive, self._gateway)
 
     async def models(self, request: Request) -> Response:
@@ -198,11 +162,3 @@ class OpenAIRoutes:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         return await self._answer_with(DETOKENIZE, request)
-
-
-def _origin(request: Request, body: GenerationBody | EmbeddingBody, arrived: float) -> Origin:
-    """Return where a request came from; a request id in a header goes before one in the body."""
-    state, caller = request.scope["state"], Caller.of(request.scope)
-    if body.request_id is not None and not state["request_id_given"]:
-        return Origin(body.request_id, arrived, caller)
-    return Origin(state["request_id"], arrived, caller)

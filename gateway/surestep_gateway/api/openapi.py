@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def document(version: str, routes: Iterable[BaseRoute], root: str = "") -> dict[
         "openapi": "3.1.0",
         "info": {"title": "Surestep", "version": version},
         "servers": [{"url": root or "/"}],
-        "paths": {route.path: {route.method.lower(): _operation(route)} for route in described},
+        "paths": _paths(described),
         "components": {
             "schemas": schemas["$defs"] | {"Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -64,13 +65,32 @@ def document(version: str, routes: Iterable[BaseRoute], root: str = "") -> dict[
     }
 
 
+def _paths(routes: Iterable[DescribedRoute]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return paths
+
+
 def _operation(route: DescribedRoute) -> dict[str, Any]:
     description = route.description
     operation: dict[str, Any] = {
         "summary": description.summary,
-        "operationId": route.path.strip("/").replace("/", "_") or "home",
+        "operationId": _name(route),
         "responses": dict(_responses(description)),
     }
+    parameters = [
+        *(
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in route.param_convertors
+        ),
+        *(
+            {"name": one.name, "in": "query", "schema": one.schema}
+            for one in description.parameters
+        ),
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if description.bodies:
         operation["requestBody"] = {
             "required": description.body_required,
@@ -79,6 +99,12 @@ def _operation(route: DescribedRoute) -> dict[str, Any]:
     if description.keys:
         operation["security"] = [{}, {"key": []}]  # servers without keys ask for none
     return operation
+
+
+def _name(route: DescribedRoute) -> str:
+    """Return a name that no other operation has: several may share a path with parameters."""
+    name = re.sub(r"[/{}]+", "_", route.path).strip("_")
+    return f"{route.method.lower()}_{name}" if route.param_convertors else name or "home"
 
 
 def _any_of(bodies: tuple[type[Body], ...]) -> dict[str, Any]:

@@ -19,7 +19,16 @@ logger = logging.getLogger(__name__)
 
 # Requests that are counted while they are open, and bounded in number.
 COUNTED = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    }
 )
 # Probes have no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
@@ -77,7 +86,7 @@ class Admission:
         operators = path in _OPERATORS and bool(self._admin_keys)
         if not (self._keys or operators):
             return None
-        header = headers.get(b"authorization", b"")
+        header = _key_in(headers)
         client = self._keys.client(header)
         if client is None and operators:
             client = self._admin_keys.client(header)
@@ -120,3 +129,11 @@ class Admission:
         while self._open:
             await asyncio.wait(self._open)
             await asyncio.sleep(0)
+
+
+def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the Authorization header, or what it would be: Anthropic's clients send x-api-key."""
+    given = headers.get(b"authorization")
+    if given is None and b"x-api-key" in headers:
+        given = b"Bearer " + headers[b"x-api-key"]
+    return given or b""

@@ -1,4 +1,4 @@
-"""Error responses in the shape that OpenAI's clients expect."""
+"""Error responses in the shapes that OpenAI's and Anthropic's clients expect."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ from surestep_common.errors import (
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class JsonResponse(Response):
@@ -49,18 +63,35 @@ def error_content(message: str, kind: str, param: str | None, code: str) -> dict
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: BaseException) -> Response:
-    """Return the response for any exception."""
+def anthropic_body(error: BaseException) -> dict[str, Any]:
+    """Return the object that errors are in Anthropic's API."""
+    shown = error_body(error)["error"]
+    return _anthropic(kind_of(error).http_status, shown["message"])
+
+
+def _anthropic(status: int, message: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether clients of Anthropic's API ask for a path."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+
+
+def error_response(error: BaseException, path: str = "") -> Response:
+    """Return the response to any exception, in the shape of the API that has the path."""
     headers = {}
     if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
     if isinstance(error, ClientTooSlow):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JsonResponse(error_body(error), kind_of(error).http_status, headers)
+    body = anthropic_body(error) if is_anthropic(path) else error_body(error)
+    return JsonResponse(body, kind_of(error).http_status, headers)
 
 
 async def on_surestep_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -71,9 +102,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         kind, code = "not_found_error", "unknown_url"
     body = error_content(message, kind, None, code)
+    if is_anthropic(request.scope["path"]):
+        body = _anthropic(error.status_code, message)
     return JsonResponse(body, error.status_code, dict(error.headers or {}))
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
     """Handle our bugs. The framework raises them again, and the server logs the traceback."""
-    return error_response(error)
+    return error_response(error, request.scope["path"])

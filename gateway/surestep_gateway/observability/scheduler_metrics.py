@@ -46,6 +46,11 @@ _GAUGES: tuple[Field[SchedulerStats], ...] = (
         lambda s: s.speculation_suspended,
     ),
     Field(
+        "surestep:drafter_broken",
+        "1 while nothing is drafted because the drafter that was asked for cannot be used.",
+        lambda s: s.drafter_broken,
+    ),
+    Field(
         "surestep:queued_tokens", "Tokens of the requests that wait.", lambda s: s.num_queued_tokens
     ),
     Field(

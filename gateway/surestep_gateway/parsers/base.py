@@ -36,6 +36,10 @@ class ReasoningParser(Parser, Protocol):
     def reasoning(self) -> bool:
         """Whether the text that comes next is reasoning."""
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether reasoning may stand between here and the content."""
+
 
 @runtime_checkable
 class StructuredParser(ReasoningParser, Protocol):
@@ -56,6 +60,7 @@ class PlainText:
 
     markers: ClassVar[tuple[str, ...]] = ()
     reasoning = False
+    may_reason = False
 
     def push(self, text: str) -> list[Event]:
         return [Content(text)] if text else []

@@ -55,6 +55,10 @@ class HarmonyParser:
     def reasoning(self) -> bool:
         return self._header is None and self._kind is Reasoning
 
+    @property
+    def may_reason(self) -> bool:
+        return self._header is not None or self._kind is Reasoning
+
     def push(self, text: str) -> list[Event]:
         if self._header is None:
             return self._write(text)

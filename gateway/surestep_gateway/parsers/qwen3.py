@@ -39,6 +39,10 @@ class Qwen3ReasoningParser:
     def reasoning(self) -> bool:
         return self._state is _State.REASONING
 
+    @property
+    def may_reason(self) -> bool:
+        return self._state is not _State.CONTENT
+
     def push(self, text: str) -> list[Event]:
         match self._state:
             case _State.START:

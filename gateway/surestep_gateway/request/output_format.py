@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
+from typing import Any
 
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
+from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_gateway.config import GatewaySettings
+from surestep_gateway.grammars.asked import content_language
+from surestep_gateway.grammars.calls import Tools
+from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
+from surestep_gateway.grammars.structured import check_schema
 from surestep_gateway.parsers import (
     HARMONY_CALLS,
     HARMONY_REASONING,
@@ -21,7 +27,7 @@ from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 
 from .prompts import PreparedRequest
-from .protocol import ChatBody, ChatRequest
+from .protocol import ChatBody, ChatRequest, GenerationBody, NamedToolChoice
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +39,18 @@ class ChatOutput:
         assert isinstance(prepared.body, ChatBody)
         self._schemas = prepared.schemas if settings.tool_call_parser else {}
         self._tools = settings.tool_call_parser if self._schemas else None
-        self._reasoning: ReasoningParser | None = None
+        self.reasoning: ReasoningParser | None = None  # as it stands where the prompt ends
         if settings.reasoning_parser:
             # It stands where the prompt ends, also within a message that is to be continued.
             new = REASONING_PARSERS.get(settings.reasoning_parser)
-            self._reasoning = new(prepared.opening, self._schemas)
-            self._reasoning.push(prepared.begun.rstrip())
+            self.reasoning = new(prepared.opening, self._schemas)
+            self.reasoning.push(prepared.begun.rstrip())
         self._max_calls = 1 if prepared.body.parallel_tool_calls is False else None
 
     def parser(self) -> OutputParser:
         """Return a new parser for one output."""
         return OutputParser(
-            copy.deepcopy(self._reasoning),
+            copy.deepcopy(self.reasoning),
             TOOL_PARSERS.get(self._tools)(self._schemas) if self._tools else None,
             max_calls=self._max_calls,
         )
@@ -85,15 +91,84 @@ def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
         raise InvalidRequest(
             "'tool_choice' is only allowed when 'tools' are specified", param="tool_choice"
         )
-    if choice not in (None, "none", "auto"):
-        raise UnsupportedParameter(
-            '\'tool_choice\' is supported as "auto" or "none": to make the model call a tool is '
-            "not supported, it needs constrained decoding",
-            param="tool_choice",
-        )
-    if request.tools and choice != "none" and not settings.enable_auto_tool_choice:
+    if not request.tools or choice == "none":
+        return
+    if choice in (None, "auto") and not settings.enable_auto_tool_choice:
         raise UnsupportedParameter(
             '"auto" tool choice requires the server to run with --enable-auto-tool-choice and '
             "--tool-call-parser",
             param="tool_choice",
         )
+    if settings.tool_call_parser is None:
+        raise UnsupportedParameter(
+            "tool choice requires the server to run with --tool-call-parser", param="tool_choice"
+        )
+    if isinstance(choice, NamedToolChoice):
+        names = [tool.function.name for tool in request.tools]
+        if choice.function.name not in names:
+            raise InvalidRequest(
+                f"'tool_choice' names '{choice.function.name}', which is none of the tools",
+                param="tool_choice",
+            )
+
+
+def wanted_output(settings: GatewaySettings, request: GenerationBody) -> Wanted | None:
+    """Return what a request asks of its output, None if nothing. Raise InvalidRequest."""
+    content = content_language(request, settings.structured_outputs().style())
+    tools = None
+    if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
+        tools = _wanted_tools(request)
+    return None if content is None and tools is None else Wanted(content, tools)
+
+
+def constrains_calls(request: ChatRequest) -> bool:
+    """Return whether a request says more of calls than which tools there are."""
+    choice = request.tool_choice
+    if choice in (None, "auto"):
+        return any(tool.function.strict for tool in request.tools or ())
+    return choice != "none"
+
+
+def _wanted_tools(request: ChatRequest) -> Tools | None:
+    """Return the tools and what their calls must be, None where none may be called.
+
+    Raise InvalidRequest.
+    """
+    choice, tools = request.tool_choice, request.tools or ()
+    if not tools or choice == "none":
+        return None
+    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    required = named is not None or choice == "required"
+    schemas: dict[str, dict[str, Any] | None] = {}
+    for number, tool in enumerate(tools):
+        function, field = tool.function, f"tools[{number}].function.parameters"
+        if named is not None and function.name != named:
+            continue
+        schema = function.parameters if required or function.strict else None
+        if schema is not None:
+            check_schema(schema, field)
+        schemas[function.name] = schema
+    parallel = named is None and request.parallel_tool_calls is not False
+    return Tools("tool_choice" if required else "tools", schemas, required, parallel)
+
+
+def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wanted | None) -> None:
+    """Set the grammar of what a request wants. Raise InvalidRequest."""
+    if wanted is None:
+        return
+    settings, tokenizer = processor.settings, processor.tokenizer
+    chat = (
+        isinstance(prepared.body, ChatBody)
+        and not settings.structured_outputs().enable_in_reasoning
+    )
+    parser = ChatOutput(settings, prepared).reasoning if chat else None
+    written = Format(
+        settings.reasoning_parser if chat else None,
+        settings.tool_call_parser,
+        parser,
+        lambda text: (id_ := tokenizer.id(text)) is not None and tokenizer.is_special(id_),
+    )
+    found = constraint(wanted, written)
+    ids = [] if found.begins_after is None else [tokenizer.id(found.begins_after)]
+    grammar = Grammar(source=found.source, begins_after=[id_ for id_ in ids if id_ is not None])
+    prepared.sampling.grammar.CopyFrom(grammar)

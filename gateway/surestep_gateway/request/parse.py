@@ -39,6 +39,14 @@ def parse(kind: type[B], raw: bytes | bytearray) -> B:
     return body
 
 
+def parse_fields(kind: type[B], fields: dict[str, Any]) -> B:
+    """Make a body of fields that came in another form. Raise InvalidRequest as `parse` does."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
 def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
     """Parse the body of /tokenize: a chat if it has messages. Raise InvalidRequest as `parse`
     does.

@@ -18,20 +18,29 @@ from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.config import GatewaySettings
+from surestep_gateway.grammars.fields import StructuredBody
+from surestep_gateway.grammars.reasoning import Wanted
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .bad_words import bad_words, total_chars
-from .output_format import check_tool_choice, ending_ids
+from .output_format import (
+    check_tool_choice,
+    constrain,
+    constrains_calls,
+    ending_ids,
+    wanted_output,
+)
 from .parse import parse, parse_tokenize
 from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
-from .protocol import ChatRequest, CompletionRequest, GenerationBody
+from .protocol import ChatRequest, CompletionRequest, GenerationBody, TemplateFields
 from .render import answering_role, begun, echoed, render_chat
 from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
 from .tokenizer_bodies import DetokenizeBody, TokenizeChatBody
 from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
+INLINE_GRAMMAR_CHARS = 4096  # of the fields that one is made of
 INLINE_BAD_WORD_CHARS = 1024  # of all of them
 MAX_SEQUENCES = 1024  # in one request
 MAX_SENT_IDS = 1 << 23  # of prompts, once for each sequence
@@ -57,11 +66,18 @@ Kind = Callable[[TextProcessor, bytes | bytearray, SchedulerInfo], Draft[T]]
 def draft_chat(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[PreparedRequest]:
-    """POST /v1/chat/completions. Raises SurestepError."""
-    request = parse(ChatRequest, raw)
+    """POST /v1/chat/completions. Raise SurestepError."""
+    return draft_chat_request(processor, parse(ChatRequest, raw), info)
+
+
+def draft_chat_request(
+    processor: TextProcessor, request: ChatRequest, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
+    """Check and render a chat. Raise SurestepError."""
     _check_common(processor, request, info)
     check_tool_choice(processor.settings, request)
     schemas = _schemas(request)
+    wanted = _wanted(processor, request)
     chat = render_chat(processor, request)
     text = bounded_text(chat.text, processor.tokenizer, request, info.max_model_len, "messages")
     cut = len(text) < len(chat.text)
@@ -75,7 +91,7 @@ def draft_chat(
         opening = chat.text.rstrip().removesuffix(answered.rstrip()).rstrip()
         ids = packed(fit_prompt(encoded[0], request, info, "messages"))
         prompt = Prompt(token_ids=ids, text=echoed(request))
-        return PreparedRequest(
+        prepared = PreparedRequest(
             body=request,
             prompts=[prompt],
             sampling=_sampling(processor, request, [prompt], info),
@@ -84,6 +100,8 @@ def draft_chat(
             begun=answered,
             role=answering_role(processor.settings, request),
         )
+        constrain(processor, prepared, wanted)
+        return prepared
 
     return Draft(texts, finish)
 
@@ -94,6 +112,7 @@ def draft_completion(
     """POST /v1/completions. Raises SurestepError."""
     request = parse(CompletionRequest, raw)
     _check_common(processor, request, info)
+    wanted = _wanted(processor, request)
     given, texts = ids_and_texts(request.prompt, "prompt")
     most = info.max_model_len
     bounded = [bounded_text(text, processor.tokenizer, request, most, "prompt") for text in texts]
@@ -104,7 +123,9 @@ def draft_completion(
         pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
         prompts = [completion_prompt(*pair, request, processor.tokenizer, info) for pair in pairs]
         sampling = _sampling(processor, request, prompts, info)
-        return PreparedRequest(body=request, prompts=prompts, sampling=sampling)
+        prepared = PreparedRequest(body=request, prompts=prompts, sampling=sampling)
+        constrain(processor, prepared, wanted)
+        return prepared
 
     return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
 
@@ -117,9 +138,7 @@ def draft_tokenize(
     check_model(processor.settings, body.model)
     refuse_unsupported_in_prompt(body)
     if isinstance(body, TokenizeChatBody):
-        chat = render_chat(processor, body)
-        _check_countable(chat.text, "messages", processor, info)
-        texts = chat.texts(processor, slice(None), add_special_tokens=bool(body.add_special_tokens))
+        texts = chat_texts(processor, body, info)
     else:
         _check_countable(body.prompt, "prompt", processor, info)
         texts = Texts([body.prompt], body.add_special_tokens is not False)
@@ -135,6 +154,13 @@ def draft_tokenize(
         return _answer(processor, answer)
 
     return Draft(texts, finish)
+
+
+def chat_texts(processor: TextProcessor, body: TemplateFields, info: SchedulerInfo) -> Texts:
+    """Return what to encode of a chat whose tokens are counted. Raise InvalidRequest."""
+    chat = render_chat(processor, body)
+    _check_countable(chat.text, "messages", processor, info)
+    return chat.texts(processor, slice(None), add_special_tokens=bool(body.add_special_tokens))
 
 
 def draft_detokenize(
@@ -200,6 +226,16 @@ def _check_number(request: CompletionRequest, num_prompts: int) -> None:
             f"{num_prompts} prompts with n={request.n} are more than {MAX_SEQUENCES} sequences",
             param="n",
         )
+
+
+def _wanted(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
+    """Return what the output must be. Raise InvalidRequest; on the event loop NeedsProcess."""
+    asked = [getattr(request, name) for name in StructuredBody.model_fields]
+    if isinstance(request, ChatRequest) and constrains_calls(request):
+        asked += request.tools or ()
+    size = sum(len(str(value)) for value in asked if value)
+    processor.only_apart(size > INLINE_GRAMMAR_CHARS)
+    return wanted_output(processor.settings, request)
 
 
 def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:

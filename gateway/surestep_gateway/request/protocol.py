@@ -27,6 +27,8 @@ from surestep_common.request_bounds import (
     MOST_REPETITION,
 )
 
+from surestep_gateway.grammars.fields import StructuredBody
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16
@@ -92,14 +94,12 @@ class Truncation(Body):
     truncation_side: Literal["left", "right"] | None = None  # where that cuts
 
 
-class GenerationBody(Truncation):
-    """The fields that chat and completions share. None means the default."""
+class SamplingBody(Body):
+    """The fields that all APIs which generate have in common. None means the default."""
 
     model: str | None = None
-    max_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Positive | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -116,8 +116,6 @@ class GenerationBody(Truncation):
         ]
         | None
     ) = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: User | None = None
     safety_identifier: User | None = None  # OpenAI's later name for it
 
@@ -142,15 +140,24 @@ class GenerationBody(Truncation):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     request_id: RequestId | None = None
 
     speculative: Speculative | None = None
+
+
+class GenerationBody(SamplingBody, Truncation, StructuredBody):
+    """The fields that chat and completions share. None means the default."""
+
+    max_tokens: Positive | None = None
+    n: Positive | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 Name = Annotated[str, Field(min_length=1)]
@@ -186,6 +193,7 @@ class Function(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # calls must have arguments as `parameters` says
 
 
 class Tool(Body):

@@ -128,7 +128,7 @@ def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
     """Return the content as a list, for templates that iterate over it; None stays None."""
     if isinstance(message.content, list):
         texts = [
-            _text_part(part, f"messages[{index}].content[{n}]")
+            text_part(part, f"messages[{index}].content[{n}]")
             for n, part in enumerate(message.content)
         ]
     else:
@@ -202,12 +202,12 @@ def _content(message: ChatMessage, index: int) -> str:
     if not isinstance(message.content, list):
         return message.content or message.refusal or ""
     return "\n".join(
-        _text_part(part, f"messages[{index}].content[{n}]")
-        for n, part in enumerate(message.content)
+        text_part(part, f"messages[{index}].content[{n}]") for n, part in enumerate(message.content)
     )
 
 
-def _text_part(part: dict[str, Any], param: str) -> str:
+def text_part(part: dict[str, Any], param: str) -> str:
+    """Return the text of a part of a message. Raise InvalidRequest naming `param`."""
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise UnsupportedParameter(

@@ -21,11 +21,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "endianness": ("native", "little"),
     "length_penalty": (1,),
     "modalities": ([], ["text"]),
+    "n": (1,),
     "padding": ("do_not_pad",),
-    "response_format": ({}, {"type": "text"}),
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
 }
+_INCLUDED = ("reasoning.encrypted_content",)  # reasoning is in items in plain text anyway
 _OF_PROMPTS = frozenset(
     {
         "documents",
@@ -42,12 +43,6 @@ UNSUPPORTED = _OF_PROMPTS | {
     "early_stopping",
     "ec_transfer_params",
     "function_call",
-    "guided_choice",
-    "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_whitespace_pattern",
     "kv_transfer_params",
     "length_penalty",
     "logits_processors",
@@ -55,11 +50,8 @@ UNSUPPORTED = _OF_PROMPTS | {
     "modalities",
     "moderation",
     "repetition_detection",
-    "response_format",
     "return_prompt_text",
     "routed_experts_prompt_start",
-    "structural_tag",
-    "structured_outputs",
     "thinking_token_budget",
     "tool_choice",
     "use_beam_search",
@@ -68,6 +60,25 @@ UNSUPPORTED = _OF_PROMPTS | {
     "watermarking",
     "web_search_options",
 }
+# Of requests to the Responses API, besides those above.
+NOT_IN_RESPONSES = frozenset(
+    {
+        "background",
+        "context_management",
+        "conversation",
+        "echo",
+        "enable_response_messages",
+        "logprobs",
+        "messages",
+        "n",
+        "previous_input_messages",
+        "prompt",
+        "prompt_logprobs",
+        "top_logprobs",
+    }
+)
+# Of requests to the Messages API.
+NOT_IN_MESSAGES = frozenset({"container", "mcp_servers", "n"})
 NOT_EMBEDDED = frozenset(
     {
         "add_generation_prompt",
@@ -85,6 +96,7 @@ NOT_EMBEDDED = frozenset(
 )
 WITHOUT_EFFECT = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "mm_payload",
         "prediction",
@@ -113,6 +125,20 @@ def refuse_unsupported(body: GenerationBody) -> None:
         raise UnsupportedParameter(
             f"'best_of' is not supported unless equal to n={n}", param="best_of"
         )
+
+
+def refuse_in_responses(body: Body) -> None:
+    """Raise UnsupportedParameter for what the Responses API has and this server has not."""
+    _refuse(body, NOT_IN_RESPONSES)
+    include = (body.model_extra or {}).get("include")
+    for wanted in include if isinstance(include, list) else ():
+        if wanted not in _INCLUDED:
+            raise UnsupportedParameter(f"'include' of '{wanted}' is not supported", param="include")
+
+
+def refuse_in_messages(body: Body) -> None:
+    """Raise UnsupportedParameter for what the Messages API has and this server has not."""
+    _refuse(body, NOT_IN_MESSAGES)
 
 
 def refuse_for_embeddings(body: Body) -> None:

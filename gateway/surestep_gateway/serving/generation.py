@@ -72,11 +72,15 @@ class Generation:
 
 
 async def chat_generation(
-    gateway: Gateway, prepared: PreparedRequest, origin: Origin, deadline: float
+    gateway: Gateway,
+    prepared: PreparedRequest,
+    origin: Origin,
+    deadline: float,
+    name: str | None = None,
 ) -> Generation:
-    """Build the generation of a chat. Raise SurestepError."""
+    """Build the generation of a chat, under the id that its API gives it. Raise SurestepError."""
     new_parser = ChatOutput(gateway.settings, prepared).parser
-    name = f"chatcmpl-{origin.request_id}"
+    name = name or f"chatcmpl-{origin.request_id}"
     return await _generation(gateway, prepared, name, origin, deadline, new_parser)
 
 

@@ -9,9 +9,10 @@ import orjson
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.request.embedding_body import EmbeddingBody
+from surestep_gateway.request.embedding_inputs import PreparedInputs
 from surestep_gateway.request.protocol import GenerationBody
 
-from .generation import Origin
+from .generation import Generation, Origin
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,18 @@ logger = logging.getLogger(__name__)
 _LEFT_OUT = {"messages", "prompt", "input", "tools", "documents", "cache_salt"}
 
 
-def log_request(
+def log_request(gateway: Gateway, generation: Generation) -> None:
+    """Log a request that generates."""
+    ids = [prompt.token_ids for prompt in generation.prompts]
+    _log(gateway, generation.id, generation.origin, generation.body, ids)
+
+
+def log_embedding(gateway: Gateway, name: str, origin: Origin, prepared: PreparedInputs) -> None:
+    """Log a request for embeddings."""
+    _log(gateway, name, origin, prepared.body, prepared.inputs)
+
+
+def _log(
     gateway: Gateway,
     name: str,
     origin: Origin,

@@ -1,76 +1,105 @@
-"""Running a generation and responding with one JSON body or a stream of events."""
+"""Running a generation, and responding with one JSON body."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Unavailable
+from starlette.types import Receive
+from surestep_common.errors import Cancelled, InvalidRequest, Unavailable
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Admission
-from surestep_gateway.http.errors import error_body
 from surestep_gateway.output.completion_output import CompletionOutput
-from surestep_gateway.output.json_pieces import JsonPieces, json_pieces, send_pieces
-from surestep_gateway.output.sequence import Delta, OutputSequence, first_error, run_sequences
+from surestep_gateway.output.json_pieces import JsonPieces, json_pieces
+from surestep_gateway.output.sequence import (
+    Delta,
+    Emit,
+    OutputSequence,
+    first_error,
+    run_sequences,
+)
 
+from .choices import ChoiceBuilder, envelope
 from .generation import Generation
 from .request_spans import failures, tell_generation
-from .responses import ResponseBuilder
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GRACE_S = 2.0  # after the deadline of a request, for the client to read the error
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
-]
+
+class AnswerSize:
+    """The size of a whole answer while it grows."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._limit = gateway.settings.max_answer_bytes
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Raise InvalidRequest for an answer that has become too large."""
+        self._size += size
+        if self._size > self._limit:
+            raise InvalidRequest(
+                f"the answer is larger than {self._limit} bytes: ask for a stream, or for less"
+            )
+
+
+async def run_whole(
+    generation: Generation,
+    emit: Emit,
+    finish: Callable[[], Awaitable[T]],
+    receive: Receive,
+    gateway: Gateway,
+    within: contextlib.AbstractContextManager[None] | None = None,
+) -> T:
+    """Run to the end, within a context, and return what `finish` makes of it.
+
+    Raise SurestepError.
+    """
+
+    async def work() -> T:
+        await run_sequences(generation.sequences, emit, generation.max_open)
+        return await finish()
+
+    async with accounted(generation):
+        with within or contextlib.nullcontext():
+            return await until_disconnect(receive, work(), gateway.admission)
 
 
 async def json_answer(
-    generation: Generation, builder: ResponseBuilder, receive: Receive, gateway: Gateway
+    generation: Generation, builder: ChoiceBuilder, receive: Receive, gateway: Gateway
 ) -> Response:
-    """Run to the end and respond with one body. Raise SurestepError."""
+    """Run to the end and respond with one body of choices. Raise SurestepError."""
     gathered: dict[int, CompletionOutput] = {}
-    size, limit = 0, gateway.settings.max_answer_bytes
+    size = AnswerSize(gateway)
 
     async def emit(sequence: OutputSequence, delta: Delta) -> None:
-        nonlocal size
         output = gathered.get(sequence.index)
         if output is None:
             output = gathered[sequence.index] = CompletionOutput(await builder.before(sequence))
-            size += output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or "")
+            size.grow(output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or ""))
         before = output.logprobs.num_bytes
         output.add(delta, builder.logprobs(sequence, delta.logprobs))
-        size += len(delta.text) + output.logprobs.num_bytes - before
-        if size > limit:
-            raise InvalidRequest(
-                f"the answer is larger than {limit} bytes: ask for a stream, or for less"
-            )
+        size.grow(len(delta.text) + output.logprobs.num_bytes - before)
 
-    async def work() -> list[bytes | bytearray]:
-        await run_sequences(generation.sequences, emit, generation.max_open)
+    async def finish() -> list[bytes | bytearray]:
         return await _whole_answer(generation, builder, gathered)
 
-    async with accounted(generation):
-        pieces = await until_disconnect(receive, work(), gateway.admission)
+    pieces = await run_whole(generation, emit, finish, receive, gateway)
     return JsonPieces(pieces, gateway.answers)
 
 
 async def _whole_answer(
-    generation: Generation, builder: ResponseBuilder, gathered: dict[int, CompletionOutput]
+    generation: Generation, builder: ChoiceBuilder, gathered: dict[int, CompletionOutput]
 ) -> list[bytes | bytearray]:
     """Return the response in pieces, one choice at a time, so that other tasks can run."""
-    pieces: list[bytes | bytearray] = [orjson.dumps(_envelope(generation, builder.name))[:-1]]
+    pieces: list[bytes | bytearray] = [orjson.dumps(envelope(generation, builder.name))[:-1]]
     pieces.append(b',"choices":[')
     for sequence in generation.sequences:
         if sequence.index:
@@ -79,113 +108,6 @@ async def _whole_answer(
         await asyncio.sleep(0)
     first, *rest = json_pieces({"usage": generation.usage.shown()} | await builder.extra())
     return [*pieces, b"],", first[1:], *rest]
-
-
-class EventStream(Response):
-    """Server-sent events. The status is sent with the first token, so early errors keep theirs.
-
-    A failure after that becomes an `error` event, and `[DONE]` is left out: clients take it for
-    success.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        builder: ResponseBuilder,
-        admission: Admission,
-        *,
-        force_usage: bool = False,  # on every event
-    ) -> None:
-        super().__init__()
-        self._admission = admission
-        options = generation.body.stream_options
-        self._generation = generation
-        self._builder = builder
-        include = bool(options and options.include_usage)
-        self._usage_at_end = force_usage or include
-        self._usage_always = force_usage or bool(
-            include and options and options.continuous_usage_stats
-        )
-        self._head = _envelope(generation, builder.chunk_name)
-        self._opened: set[int] = set()
-        self._started = False
-        self._one_event = asyncio.Lock()  # at a time
-        self._send: Send
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
-        try:
-            async with asyncio.timeout_at(self._generation.deadline + _GRACE_S):
-                await self._run(receive)
-        except TimeoutError:  # the error is sent, but the client reads nothing any more
-            scope["state"]["abort"]()
-
-    async def _run(self, receive: Receive) -> None:
-        generation = self._generation
-        run = run_sequences(generation.sequences, self._emit, generation.max_open)
-        try:
-            async with accounted(generation):
-                await until_disconnect(receive, run, self._admission)
-        except Cancelled:
-            return
-        except Exception as error:
-            if not self._started:
-                raise
-            if not isinstance(error, SurestepError):
-                logger.exception("a stream failed")
-            await self._finish(_event(error_body(error)))
-            return
-        tail = b"data: [DONE]\n\n"
-        if self._usage_at_end:
-            tail = _event(self._head | {"choices": [], "usage": generation.usage.shown()}) + tail
-        await self._finish(tail)
-
-    async def _emit(self, sequence: OutputSequence, delta: Delta) -> None:
-        async with self._one_event:
-            if sequence.index not in self._opened:
-                self._opened.add(sequence.index)
-                await self._open(sequence)
-            choice = self._builder.piece(sequence, delta)
-            if choice is not None:
-                data = _event(self._chunk(choice))
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _open(self, sequence: OutputSequence) -> None:
-        """Send the status with the first token of all, and the sequence's opening event."""
-        extra = {}
-        if not self._started:
-            extra = await self._builder.extra()
-            self._started = True
-            start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
-            await self._send(start)
-        choice = await self._builder.opening(sequence)
-        if choice is not None:
-            first, *rest = json_pieces(self._chunk(choice) | extra)
-            pieces = [b"data: " + first, *rest]
-            pieces[-1] += b"\n\n"
-            await send_pieces(self._send, pieces, more_body=True)
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = self._head | {"choices": [choice]}
-        if self._usage_at_end:  # null until the last one, as OpenAI has it
-            chunk["usage"] = self._generation.usage.shown() if self._usage_always else None
-        return chunk
-
-    async def _finish(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
-
-def _envelope(generation: Generation, name: str) -> dict[str, Any]:
-    return {
-        "id": generation.id,
-        "object": name,
-        "created": generation.created,
-        "model": generation.model,
-    }
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 async def until_disconnect(

@@ -14,6 +14,12 @@ from surestep_gateway.request.prepare import (
     draft_tokenize,
 )
 from surestep_gateway.request.prompts import PreparedRequest
+from surestep_gateway.translate.message_request import draft_count, draft_message
+from surestep_gateway.translate.response_request import (
+    PreparedResponse,
+    draft_continued,
+    draft_response,
+)
 
 from . import wire
 from .wire import Parts
@@ -48,5 +54,15 @@ EMBEDDING: Job[PreparedInputs] = Job(
     b"embedding", draft_embedding, wire.dump_inputs, wire.load_inputs
 )
 
-_ALL: tuple[Job[Any], ...] = (CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING)
+_RESPONSE = (wire.dump_response, wire.load_response)
+RESPONSE: Job[PreparedResponse] = Job(b"response", draft_response, *_RESPONSE)
+CONTINUED: Job[PreparedResponse] = Job(b"continued", draft_continued, *_RESPONSE)
+
+MESSAGE: Job[PreparedRequest] = Job(b"message", draft_message, *_PREPARED)
+COUNT: Job[bytes] = Job(b"count", draft_count, _dump, _load)
+
+_ALL: tuple[Job[Any], ...] = (
+    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING),
+    *(RESPONSE, CONTINUED, MESSAGE, COUNT),
+)
 BY_NAME = {job.name: job for job in _ALL}

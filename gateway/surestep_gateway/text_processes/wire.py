@@ -18,17 +18,22 @@ from surestep_common.errors import InternalError, SurestepError
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateRequest
 
+from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.request.embedding_body import EmbeddingBody
 from surestep_gateway.request.embedding_inputs import PreparedInputs
 from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import ChatBody, CompletionBody
+from surestep_gateway.translate.response_request import PreparedResponse
 
 Parts = Sequence[bytes | bytearray]
 
 _COUNT = struct.Struct("<I")
 _WRITE_BYTES = 256 << 10  # at a time
 # Fields that the sampling parameters or the prompts contain already.
-_LEFT_OUT = {"logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"}
+_LEFT_OUT = {
+    *("logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"),
+    *StructuredBody.model_fields,
+}
 _MESSAGE_CHARS = 1000  # of an error: a client may find its own text in one
 
 
@@ -114,6 +119,24 @@ def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
         begun=about["begun"],
         role=about["role"],
     )
+
+
+def dump_response(prepared: PreparedResponse) -> Parts:
+    """Serialise a request of the Responses API."""
+    about = {
+        "wanted": prepared.wanted,
+        "token": prepared.token,
+        "asked": prepared.asked,
+        "num_items": prepared.num_items,
+    }
+    chat = [] if prepared.chat is None else dump_prepared(prepared.chat)
+    return [json.dumps(about, ensure_ascii=False).encode(), prepared.items, *chat]
+
+
+def load_response(parts: Sequence[bytes]) -> PreparedResponse:
+    about, items, *chat = parts
+    loaded = load_prepared(chat) if chat else None
+    return PreparedResponse(**json.loads(about), items=items, chat=loaded)
 
 
 def dump_inputs(prepared: PreparedInputs) -> Parts:

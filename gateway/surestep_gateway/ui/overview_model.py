@@ -36,6 +36,7 @@ class ModelView(BaseModel):
     max_num_seqs: int
     drafter: str  # empty: no speculation
     max_draft_tokens: int
+    drafter_fault: Line  # why there is none although it was asked for; empty otherwise
     headless: bool  # it writes no text
 
     @classmethod
@@ -49,6 +50,7 @@ class ModelView(BaseModel):
             max_num_seqs=info.max_num_seqs,
             drafter=info.drafter,
             max_draft_tokens=info.max_draft_tokens,
+            drafter_fault=info.drafter_fault,
             headless=info.headless,
         )
 

@@ -52,8 +52,6 @@ _RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions th
 
 def refuse_unsupported(case: AttentionCase) -> None:
     """Raise InvalidRequest for attention that these kernels do not support."""
-    if case.fp8:
-        raise _unsupported("an FP8 cache", "kv_cache_dtype")
     if case.block_size % BLOCK_MULTIPLE:
         raise _unsupported(f"block_size {case.block_size}", "block_size")
     if case.head_dim % BLOCK_MULTIPLE or case.head_dim > MAX_HEAD_DIM or case.group > MAX_GROUP:

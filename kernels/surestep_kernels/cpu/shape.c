@@ -32,10 +32,14 @@ typedef struct {
 } forbidden;
 
 typedef struct {
+    const int32_t *which, *words;
+} masks;
+
+typedef struct {
     float *z; /* [rows, vocab] */
     long vocab;
     const positions *at;
-    const void *asked; /* biases, penalties or forbidden */
+    const void *asked; /* biases, penalties, forbidden or masks */
     _Atomic int *failed;
 } shape_job;
 
@@ -154,6 +158,25 @@ static void forbid_task(const void *job, long index)
     }
 }
 
+/* ---- masks ---- */
+
+static void mask_task(const void *job, long index)
+{
+    const shape_job *j = job;
+    const masks *m = j->asked;
+    const long num_words = (j->vocab + 31) / 32;
+    const int32_t *words = m->words + index * num_words;
+    float *z = j->z + m->which[index] * j->vocab;
+    for (long w = 0; w < num_words; w++) {
+        const uint32_t word = (uint32_t)words[w];
+        const long first = 32 * w, end = first + 32 < j->vocab ? first + 32 : j->vocab;
+        if (!word) forbid_all(z + first, end - first);
+        else if (word != UINT32_MAX)
+            for (long i = first; i < end; i++)
+                if (!(word >> (i - first) & 1)) z[i] = unless_unusable(-INFINITY, z[i]);
+    }
+}
+
 static int shape(task_fn task, float *z, long vocab, const positions *at, const void *asked,
                  long count)
 {
@@ -178,4 +201,9 @@ int surestep_penalise(float *z, long vocab, const positions *at, const penalties
 int surestep_forbid(float *z, long vocab, const positions *at, const forbidden *asked, long count)
 {
     return shape(forbid_task, z, vocab, at, asked, count);
+}
+
+int surestep_mask(float *z, long vocab, const positions *at, const masks *asked, long count)
+{
+    return shape(mask_task, z, vocab, at, asked, count);
 }

@@ -20,7 +20,7 @@ typedef struct {
 } draft_ids;
 
 typedef struct {
-    long lines, width, pages, block_size, num_blocks;
+    long lines, width, groups, pages, block_size, num_blocks;
 } table_sizes;
 
 static int64_t existing_slot(int64_t slot, const table_sizes *s)
@@ -50,21 +50,25 @@ typedef struct {
 } token_runs;
 
 static void gather_token(const token_inputs *out, const token_runs *r, const slot_state *state,
-                         int32_t *error, long t, long shift, const table_sizes *s)
+                         int32_t *error, long t, long num_tokens, long shift, const table_sizes *s)
 {
     const long row = r->token_row[t], offset = t - r->cu_rows[row], slot = r->slots[row];
     const int real = offset < r->valid[row];
     int64_t position = (int64_t)r->start[row] + offset, page = position / s->block_size;
     int inside = position >= 0 && position + shift < s->width && page < s->pages;
     if (!inside) position = page = 0;
-    int64_t block = state->block_tables[slot * s->pages + page];
-    inside = inside && block >= 0 && block < s->num_blocks;
+    const int32_t *entry = state->block_tables + slot * s->pages + page;
+    const long table = s->lines * s->pages; /* of a KV group */
+    for (long g = 0; g < s->groups; g++)
+        inside = inside && entry[g * table] >= 0 && entry[g * table] < s->num_blocks;
     if (real && !inside) *error |= OUT_OF_BOUNDS;
     const int usable = real && inside;
-    if (!usable) block = NULL_BLOCK;
     out->token_ids[t] = usable ? state->tokens[slot * s->width + position + shift] : 0;
     out->positions[t] = position;
-    out->kv_slots[t] = block * s->block_size + position % s->block_size;
+    for (long g = 0; g < s->groups; g++) {
+        const int64_t block = usable ? entry[g * table] : NULL_BLOCK;
+        out->kv_slots[g * num_tokens + t] = block * s->block_size + position % s->block_size;
+    }
 }
 
 void surestep_gather_tokens(const token_inputs *out, const token_runs *runs,
@@ -72,7 +76,7 @@ void surestep_gather_tokens(const token_inputs *out, const token_runs *runs,
                             const table_sizes *sizes)
 {
     for (long t = 0; t < num_tokens; t++)
-        gather_token(out, runs, state, error, t, shift, sizes);
+        gather_token(out, runs, state, error, t, num_tokens, shift, sizes);
 }
 
 /* ---- gather_step ---- */

@@ -41,10 +41,11 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "bias": [_P, _L, _P, _P, _L],
     "penalise": [_P, _L, _P, _P, _L],
     "forbid": [_P, _L, _P, _P, _L],
+    "mask": [_P, _L, _P, _P, _L],
     "ngram": [_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L],
 }
 _RESULTS: dict[str, Any] = {"fingerprint": c_int64}
-_RESULTS |= dict.fromkeys(("choose", "bias", "penalise", "forbid"), c_int)
+_RESULTS |= dict.fromkeys(("choose", "bias", "penalise", "forbid", "mask"), c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class CpuStepOps:
     c_bias: Callable[..., int]
     c_penalise: Callable[..., int]
     c_forbid: Callable[..., int]
+    c_mask: Callable[..., int]
     c_ngram: Callable[..., None]
 
     @classmethod
@@ -101,13 +103,11 @@ class CpuStepOps:
     ) -> StepInputs:
         num_rows, num_drafts = drafts.ids.shape
         num_tokens, num_positions = len(rows.token_row), len(rows.position_row)
-        longs = _empty(torch.int64, [num_tokens] * 3 + [num_rows])
-        token_ids, positions, kv_slots, slots = longs
+        tokens = _token_inputs(num_tokens, state)
+        slots = torch.empty(num_rows, dtype=torch.int64)
         columns = _empty(torch.int32, [num_rows] * 4 + [num_positions])
         start, valid, pending, snapshot_after, lengths = columns
-        inputs = StepInputs(
-            token_ids, positions, kv_slots, start, valid, slots, pending, snapshot_after, lengths
-        )
+        inputs = StepInputs(*tokens, start, valid, slots, pending, snapshot_after, lengths)
         structs = _struct(inputs), _struct(rows), _struct(drafts), _struct(state)
         counts = num_rows, num_tokens, num_positions, num_drafts
         sizes = _table_sizes(state, block_size, num_blocks)
@@ -125,7 +125,7 @@ class CpuStepOps:
         num_blocks: int,
     ) -> TokenInputs:
         num_tokens = len(runs.token_row)
-        inputs = TokenInputs(*_empty(torch.int64, [num_tokens] * 3))
+        inputs = _token_inputs(num_tokens, state)
         structs = _struct(inputs), _struct(runs), _struct(state)
         sizes = _table_sizes(state, block_size, num_blocks)
         self.c_gather_tokens(*structs, error.data_ptr(), num_tokens, shift, sizes)
@@ -136,9 +136,8 @@ class CpuStepOps:
         assert z.is_contiguous()
         vocab, width = z.shape[1], positions.tokens.shape[1]
         at = _struct(positions, width)
-        for shape, asked in zip(
-            (self.c_bias, self.c_penalise, self.c_forbid), shaping, strict=True
-        ):
+        shapes = self.c_bias, self.c_penalise, self.c_forbid, self.c_mask
+        for shape, asked in zip(shapes, shaping, strict=True):
             if asked is not None:
                 done = shape(z.data_ptr(), vocab, at, _struct(asked), len(asked.which))
                 _check_memory(done)
@@ -205,6 +204,12 @@ def _empty(dtype: torch.dtype, sizes: list[int]) -> tuple[Tensor, ...]:
     return torch.split_with_sizes(torch.empty(sum(sizes), dtype=dtype), sizes)
 
 
+def _token_inputs(num_tokens: int, state: SlotState) -> TokenInputs:
+    """Return room for T tokens and their places in every KV group."""
+    words = torch.empty(2 + len(state.block_tables), num_tokens, dtype=torch.int64)
+    return TokenInputs(words[0], words[1], words[2:])
+
+
 def _words(column: Tensor) -> Tensor:
     """Return the column as i32; an index beyond that range does not exist anyway."""
     return column if column.dtype is torch.int32 else column.clamp(-1, (1 << 31) - 1).int()
@@ -217,7 +222,8 @@ def _struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
 
 def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> bytes:
     lines, width = state.tokens.shape
-    return pack("5l", lines, width, state.block_tables.shape[1], block_size, num_blocks)
+    groups, _, pages = state.block_tables.shape
+    return pack("6l", lines, width, groups, pages, block_size, num_blocks)
 
 
 def _check_memory(done: int) -> None:

@@ -71,13 +71,16 @@ class QuantizedWeight:
 
     def rows(self, chosen: Tensor) -> QuantizedWeight:
         """Return the weight of the outputs i64[M], in this order."""
-        codes = self.codes.view(torch.uint8)[chosen].view(self.codes.dtype)
+        # Whole rows are copied; an index would be looked up for each of their elements.
+        codes = self.codes.view(torch.uint8).index_select(0, chosen).view(self.codes.dtype)
         zeros = None if self.zeros is None else self.zeros[chosen]
         return QuantizedWeight(codes, self.scales[chosen], zeros, self.group_size)
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Concatenate weights with the same inputs and groups along their outputs."""
+    if len(weights) == 1:
+        return weights[0]
     codes = torch.cat([w.codes.view(torch.uint8) for w in weights]).view(weights[0].codes.dtype)
     scales = torch.cat([w.scales for w in weights])
     zeros = [w.zeros for w in weights if w.zeros is not None]

@@ -16,7 +16,7 @@ class StepInputs(NamedTuple):
 
     token_ids: Tensor  # i64[T]
     positions: Tensor  # i64[T]
-    kv_slots: Tensor  # i64[T] those of padding lie in the NULL block
+    kv_slots: Tensor  # i64[G, T] those of padding lie in the NULL block
     start: Tensor  # i32[R] committed length
     valid: Tensor  # i32[R] how many of a row's tokens are not padding
     slots: Tensor  # i64[R]

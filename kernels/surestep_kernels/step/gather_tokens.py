@@ -22,11 +22,11 @@ class TokenRuns(NamedTuple):
 
 
 class TokenInputs(NamedTuple):
-    """Inputs of T tokens, all i64[T]."""
+    """Inputs of T tokens, all i64."""
 
-    token_ids: Tensor
-    positions: Tensor
-    kv_slots: Tensor
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    kv_slots: Tensor  # [G, T] in every KV group
 
 
 class GatherTokens(Protocol):
@@ -56,10 +56,10 @@ def gather_tokens_reference(
     real = offset < runs.valid[row]
     position = runs.start[row].long() + offset
     page = position // block_size
-    inside = (position >= 0) & (position + shift < width) & (page < state.block_tables.shape[1])
+    inside = (position >= 0) & (position + shift < width) & (page < state.block_tables.shape[2])
     position = torch.where(inside, position, 0)
-    block = state.block_tables[slot, torch.where(inside, page, 0)].long()
-    inside &= (block >= 0) & (block < num_blocks)
+    block = state.block_tables[:, slot, torch.where(inside, page, 0)].long()
+    inside &= ((block >= 0) & (block < num_blocks)).all(dim=0)
     error |= OUT_OF_BOUNDS * (real & ~inside).any().int()
     usable = real & inside
     ids = state.tokens[slot, torch.where(inside, position + shift, 0)].long()

@@ -1,4 +1,5 @@
-"""The changes of logits that requests specify: biases, penalties, tokens and sequences to avoid.
+"""The changes of logits that requests specify: biases, penalties, tokens and sequences to avoid,
+grammars.
 
 The host sends the lists with every step, those of a window side by side; nothing is counted or kept
 on the device, so nothing has to be undone when a draft is rejected.
@@ -55,12 +56,20 @@ class Forbidden(NamedTuple, Generic[Column]):
     first: Column  # i32[V] history before this index is ignored
 
 
+class Masks(NamedTuple, Generic[Column]):
+    """The tokens that grammars allow at the positions `which`."""
+
+    which: Column  # i32[P]
+    words: Column  # i32[P, ceil(vocabulary / 32)] bit i % 32 of word i // 32: token i is allowed
+
+
 class Shaping(NamedTuple, Generic[Column]):
     """The changes of a step's logits; None where no request specifies any."""
 
     biases: Biases[Column] | None = None
     penalties: Penalties[Column] | None = None
     forbidden: Forbidden[Column] | None = None
+    masks: Masks[Column] | None = None
 
 
 class ShapeLogits(Protocol):
@@ -68,7 +77,7 @@ class ShapeLogits(Protocol):
 
 
 def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
-    """Change the logits z f32[N, V] in place: biases, then penalties, then forbidden tokens.
+    """Change the logits z f32[N, V] in place: biases, penalties, forbidden tokens, then masks.
 
     A logit that is NaN or +inf stays NaN or +inf. One that was finite becomes SATURATED at most, so
     a row without usable logits shows whether the model or the request is at fault.
@@ -80,6 +89,8 @@ def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) ->
         _penalise(z, positions, shaping.penalties)
     if shaping.forbidden is not None:
         _forbid(z, positions, shaping.forbidden)
+    if shaping.masks is not None:
+        _mask(z, shaping.masks)
     z[unusable] = torch.nan
 
 
@@ -117,3 +128,10 @@ def _forbid(z: Tensor, positions: Positions, forbidden: Forbidden) -> None:
             at_end = len(prefix) <= len(history) and history[len(history) - len(prefix) :] == prefix
             if at_end and length < int(forbidden.until[i]):
                 z[n, last] = -torch.inf
+
+
+def _mask(z: Tensor, masks: Masks) -> None:
+    bits = masks.words.unsqueeze(2) >> torch.arange(32, device=z.device, dtype=torch.int32) & 1
+    barred = bits.flatten(1)[:, : z.shape[1]] == 0
+    rows = masks.which.long()
+    z[rows] = z[rows].masked_fill(barred, -torch.inf)

@@ -18,10 +18,10 @@ OUT_OF_BOUNDS = 1  # bit of the error word: a slot, block or position that does 
 
 
 class SlotState(NamedTuple):
-    """All tensors are i32 with one line per slot."""
+    """All tensors are i32 with one line per slot; each of G KV groups has a block table of it."""
 
     tokens: Tensor  # [S, W] committed tokens, the newest one, this step's drafts
-    block_tables: Tensor  # [S, B]
+    block_tables: Tensor  # [G, S, B] of every KV group
     committed: Tensor  # [S] tokens whose KV is valid
     known: Tensor  # [S] tokens whose id is known
     folded: Tensor  # [S] tokens that the recurrent state holds

@@ -11,6 +11,8 @@ from surestep_common.invariants import NULL_BLOCK
 class BlockPool:
     """Blocks 1..num_blocks-1. A block is in use (refs > 0), cached (refs == 0, has a key) or free.
 
+    All KV groups take their blocks from here; one belongs to one group at a time.
+
     A key names the content of a full block of committed tokens. Cached blocks count as available:
     `allocate` takes free blocks first and then the cached block that was released longest ago.
     """

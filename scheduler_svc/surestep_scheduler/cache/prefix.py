@@ -8,14 +8,21 @@ how many leading tokens went in chunks, in the keys of blocks that reach beyond 
 drafter's row of a position, which lies in the block too, is made of the token behind it, the key
 of a block names the first token behind the block: the row of its last position is right for every
 request that finds it.
+
+Every KV group has blocks of its own under these keys. A prefix is cached if a group that sees all
+positions has all of its blocks, and one with a window those that a token behind the prefix sees.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
+from surestep_common.kv_groups import ALL, KVGroups
+
 from .blocks import BlockPool
+from .tables import BlockTable
 
 
 class PrefixChain:
@@ -49,20 +56,73 @@ class PrefixChain:
         return keys[since + 1 : upto + 1]
 
 
-def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
-    """Return blocks that hold a prefix of `tokens` already, leaving a token or more to compute."""
-    return pool.leading(chain.keys(tokens, 0, (len(tokens) - 1) // block_size))
+def longest(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> int:
+    """Return how many leading blocks with these keys every group has, as far as it needs them."""
+    upto = len(keys)
+    for group, window in enumerate(groups.windows):
+        if window == ALL:
+            upto = len(pool.leading(in_group(group, keys[:upto])))
+    while True:
+        reached = upto
+        for group, window in groups.sliding:
+            reached = _longest_seen(pool, keys[:reached], groups, group, window)
+        if reached == upto:
+            return upto
+        upto = reached
+
+
+def _longest_seen(
+    pool: BlockPool, keys: Sequence[bytes], groups: KVGroups, group: int, window: int
+) -> int:
+    """Return the longest prefix, in blocks, of which all that a token behind it sees is there."""
+    upto = len(keys)
+    while True:
+        first = groups.first_block(window, upto * groups.block_size)
+        own = in_group(group, reversed(keys[first:upto]))
+        seen = zip(range(upto - 1, first - 1, -1), own, strict=True)
+        missing = next((entry for entry, key in seen if pool.lookup(key) is None), None)
+        if missing is None:
+            return upto
+        upto = missing  # every prefix between the two needs it as well
+
+
+def cached_tables(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> list[BlockTable]:
+    """Return what the groups have of a cached prefix, whose blocks have these keys."""
+    tables = []
+    for group, window in enumerate(groups.windows):
+        first = groups.first_block(window, len(keys) * groups.block_size)
+        blocks = pool.leading(in_group(group, keys[first:]))
+        assert len(blocks) == len(keys) - first
+        tables.append(BlockTable(group, first, blocks))
+    return tables
 
 
 def publish(
     pool: BlockPool,
     chain: PrefixChain,
     tokens: array[int],
-    blocks: list[int],
+    tables: Sequence[BlockTable],
     since: int,
     upto: int,
 ) -> None:
-    """Make blocks[since:upto], all of them full of committed tokens, findable."""
+    """Make the blocks of entries since..upto-1, all full of committed tokens, findable."""
     upto = max(since, min(upto, chain.count(tokens)))
-    for index, key in enumerate(chain.keys(tokens, since, upto), since):
-        pool.publish(blocks[index], key)
+    keys = chain.keys(tokens, since, upto)
+    for table in tables:
+        held = table.held(since, upto)
+        behind = keys[len(keys) - len(held) :]
+        for block, key in zip(held, in_group(table.group, behind), strict=True):
+            pool.publish(block, key)
+
+
+def forget(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> None:
+    """Make what groups with windows have under these keys unfindable."""
+    for group, _ in groups.sliding:
+        for key in in_group(group, keys):
+            pool.forget(key)
+
+
+def in_group(group: int, keys: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the keys under which a KV group has its blocks of a prefix."""
+    own = group.to_bytes(2) if group else b""
+    return (key + own for key in keys)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .sequence import Tenancy
     from .state import SchedulerState
 
 
@@ -39,7 +40,7 @@ def _audit_running(state: SchedulerState) -> None:
         slots.check(tenancy.slot)
         committed, known = int(slots.committed[tenancy.slot]), len(tenancy.seq.tokens)
         assert committed <= slots.prefill_len[tenancy.slot] or committed == known - 1
-        assert slots.capacity[tenancy.slot] == len(tenancy.blocks) * state.limits.block_size
+        _audit_tables(state, tenancy, committed)
         assert slots.tenant[tenancy.slot] == tenancy.seq.tenant.index
         pending = sum(
             width
@@ -48,3 +49,14 @@ def _audit_running(state: SchedulerState) -> None:
             if row is tenancy
         )
         assert pending == slots.len_hi[tenancy.slot] - committed, "tokens in flight"
+
+
+def _audit_tables(state: SchedulerState, tenancy: Tenancy, committed: int) -> None:
+    """No KV group keeps what no later position sees, and none has given back more."""
+    groups, slots = state.tables.groups, state.slots
+    assert len(tenancy.tables) == len(groups.windows)
+    for group, (table, window) in enumerate(zip(tenancy.tables, groups.windows, strict=True)):
+        assert table.group == group
+        assert table.first == groups.first_block(window, committed), "blocks given back"
+        assert slots.first_block[group, tenancy.slot] == table.first
+        assert slots.capacity[group, tenancy.slot] == table.end * groups.block_size

@@ -52,6 +52,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
     _publish(state, rows)
+    state.tables.give_back(rows.slot)
     _publish_snapshots(state, plan, taken)
     if state.limits.drafter_has_state:
         _mark_drafted(state, rows)
@@ -81,7 +82,8 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows)
     slots.settle(plan.step, slot, plan.width[rows.plan_row], advance, result.n_accepted)
     slots.follow(slot, folded, drafter_len)
     drafts, drafts_emitted = result.n_drafts * result.ok, result.n_drafts_emitted
-    state.speculation.observe(slot, drafts, result.n_accepted)
+    proposed = np.where(result.n_forced > 0, 0, drafts)  # others say nothing of the drafter
+    state.speculation.observe(slot, proposed, result.n_accepted)
     slots.count(slot, result.n_emitted > 0, drafts, drafts_emitted)
     counts = advance, result.n_emitted, drafts, drafts_emitted
     state.counters.count(*counts, mode=planned.mode, max_drafts=planned.max_drafts)
@@ -98,7 +100,7 @@ def _settle_drafter(state: SchedulerState, plan: Plan, outcome: Outcome) -> None
         skipped=outcome.drafter_skipped,
     )
     if outcome.drafter_skipped:
-        if outcome.rows.n_drafts.any():
+        if (outcome.rows.n_drafts > outcome.rows.n_forced).any():
             raise LedgerError(f"step {plan.step}: drafts without a drafter")
         state.counters.drafter_faults += 1
     if faults > state.drafter_faults:
@@ -162,7 +164,8 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: OpenRows) -> list[Outpu
     pooled = _pooled(outcome, rows, outputs)
     failed = ~rows.result.ok & ~rows.retry
     for row in failed.nonzero()[0].tolist():
-        outputs[row].error = _failure(rows.result.non_finite[row], outputs[row].seq)
+        fault = outcome.grammar_faults.get(int(rows.plan_row[row]), "")
+        outputs[row].error = _failure(rows.result.non_finite[row], outputs[row].seq, fault)
     if outcome.logprobs or outcome.prompt_logprobs:
         for output, row in zip(outputs, rows.plan_row.tolist(), strict=True):
             output.logprobs = outcome.logprobs.get(row)
@@ -184,13 +187,15 @@ def _pooled(outcome: Outcome, rows: OpenRows, outputs: list[Output]) -> BoolArra
     return pooled
 
 
-def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
+def _failure(non_finite: bool, seq: Sequence, grammar_fault: str) -> SurestepError:
     """Return the error of a row without a token: the model's fault, or the request's own."""
+    if grammar_fault:
+        return InvalidRequest(grammar_fault, param="grammar")
     if non_finite or not shapes_logits(seq.request.sampling):
         return ModelFault("the model's logits were not usable")
     return InvalidRequest(
-        "this request's own logit_bias, penalties, bad_words, allowed_token_ids and min_tokens "
-        "leave no token that could be chosen"
+        "this request's own logit_bias, penalties, bad_words, allowed_token_ids, min_tokens and "
+        "grammar leave no token that could be chosen"
     )
 
 
@@ -206,16 +211,16 @@ def _publish(state: SchedulerState, rows: OpenRows) -> None:
     """Share blocks full of committed tokens: nothing in flight can write them again."""
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.committed, slots.publish_at, rows.slot, size):
-        seq, blocks = rows.tenancies[row].seq, rows.tenancies[row].blocks
+        seq, tables = rows.tenancies[row].seq, rows.tenancies[row].tables
         if state.limits.enable_prefix_caching:
-            prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
+            prefix.publish(state.pool, seq.chain, seq.tokens, tables, first, end)
 
 
 def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
     """Mark the blocks whose drafter rows are complete, for requests that share them later."""
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.drafter_len, slots.mark_at, rows.slot, size):
-        state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
+        state.pool.mark_drafted(rows.tenancies[row].tables[0].held(first, end))
 
 
 def _newly_full(

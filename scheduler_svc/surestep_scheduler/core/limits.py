@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest, RequestTooLarge
+from surestep_common.kv_groups import ALL, KVGroups
 from surestep_common.request_bounds import MAX_PLAN_BYTES, ROWS_BYTES, admission_bytes
 
 from surestep_scheduler.speculation.draft_length import StepCosts
 
 _ALL = 1 << 62  # tokens: more than any request has
+_GROUP_BYTES = 32  # of a plan, for what is said of an admission in each further KV group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +21,13 @@ class Limits:
     num_slots: int  # requests that can run at once
     num_blocks: int  # NULL block 0 included
     block_size: int
+    kv_windows: tuple[int, ...] = (ALL,)  # see KVGroups
     max_model_len: int  # prompt + output
     vocab_size: int
     max_num_batched_tokens: int  # rows of one step, drafts included
     max_draft_tokens: int  # per row; 0 = speculation off
+    max_forced_drafts: int = 0  # of a row with a grammar, proposed ones included
+    grammar_fault: str = ""  # why no request may have a grammar; empty = they may
     max_queue_len: int  # requests
     max_queue_tokens: int = 0  # of requests that wait; 0 = no bound
     pipeline_depth: int  # plans sent ahead of the newest applied result
@@ -56,12 +61,25 @@ class Limits:
     @property
     def max_request_len(self) -> int:
         """Longest request: the newest token of a sequence needs no KV yet."""
-        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size + 1)
+        return min(self.max_model_len, self._covered_len + 1)
 
     @property
     def max_pooled_len(self) -> int:
         """Longest prompt of which a vector can be made: it may fill the context."""
-        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+        return self._covered_len
+
+    @property
+    def _covered_len(self) -> int:
+        """Tokens, at most the context, of which one request alone can keep what it needs."""
+        return self.groups.longest(self.num_blocks - 1, self.max_model_len, self.prompt_chunk)
+
+    @property
+    def groups(self) -> KVGroups:
+        return KVGroups(self.kv_windows, self.block_size)
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Return the blocks that a request of so many tokens needs, in all KV groups."""
+        return self.groups.blocks_of(num_tokens, self.prompt_chunk)
 
     @property
     def usable_snapshots(self) -> int:
@@ -85,6 +103,10 @@ class Limits:
         """Return the most drafts per step of a request; `wanted` is its own cap, None = none."""
         return self.max_draft_tokens if wanted is None else min(self.max_draft_tokens, wanted)
 
+    def forced_cap(self, wanted: int | None) -> int:
+        """Return the most drafts per step of a request with a grammar, as `draft_cap` does."""
+        return self.max_forced_drafts if wanted is None else min(self.max_forced_drafts, wanted)
+
     def check_len(self, num_tokens: int, pooling: int) -> None:
         """Raise RequestTooLarge for a request that leaves no room for output."""
         if num_tokens < self.longest(pooling):
@@ -98,8 +120,8 @@ class Limits:
         """Return the most bytes that admitting a request with so many known ids takes in a plan."""
         return admission_bytes(
             num_tokens,
-            -(-num_tokens // self.block_size) + 1,
-            sampling_bytes,
+            self.blocks_of(num_tokens + self.block_size),
+            sampling_bytes + _GROUP_BYTES * (len(self.kv_windows) - 1),
             vocab_size=self.vocab_size,
             pool_size=self.num_blocks,
         )

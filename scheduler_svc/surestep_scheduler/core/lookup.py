@@ -4,31 +4,66 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from surestep_common.kv_groups import ALL
+
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.snapshots import SnapshotCache
+from surestep_scheduler.cache.tables import BlockTable
 
 from .limits import Limits
 from .sequence import Sequence
 
 
+class CachedPrefix(NamedTuple):
+    """A prefix of a waiting request that can be gone on from."""
+
+    num_blocks: int
+    tables: list[BlockTable]  # by KV group
+    snapshot_id: int  # of the state behind it; 0 = none
+
+
 class Lookup(NamedTuple):
     """Blocks for a waiting request."""
 
-    cached: list[int]  # blocks that hold a prefix of it
-    snapshot_id: int  # of the state behind them; 0 = none
-    fresh: int  # blocks that it needs besides
+    cached: CachedPrefix
+    fresh: list[int]  # blocks that it needs besides, by KV group
     missing: int  # those that there are too few; above 0: it cannot be admitted now
+
+    @property
+    def num_fresh(self) -> int:
+        return sum(self.fresh)
 
 
 def cached_prefix(
     seq: Sequence, pool: BlockPool, snapshots: SnapshotCache, limits: Limits
-) -> tuple[list[int], int]:
-    """Return blocks that hold a prefix already, and the id of the state behind it (0 = none)."""
-    if not limits.enable_prefix_caching or seq.num_non_finite or seq.needs_whole_prompt:
-        return [], 0
-    blocks = prefix.match(pool, seq.chain, seq.tokens, limits.block_size)
-    if not limits.recurrent:
-        return blocks, 0
-    num_blocks, snapshot_id = snapshots.longest(seq.chain.keys(seq.tokens, 0, len(blocks)))
-    return blocks[:num_blocks], snapshot_id
+) -> CachedPrefix:
+    """Find the longest prefix that is cached, leaving a token or more to compute."""
+    groups, snapshot_id = limits.groups, 0
+    wanted = limits.enable_prefix_caching and not seq.num_non_finite and not seq.needs_whole_prompt
+    most = (len(seq.tokens) - 1) // limits.block_size if wanted else 0
+    keys = seq.chain.keys(seq.tokens, 0, most)
+    keys = keys[: prefix.longest(pool, keys, groups)]
+    while limits.recurrent:
+        num_blocks, snapshot_id = snapshots.longest(keys)
+        keys = keys[:num_blocks]
+        reached = prefix.longest(pool, keys, groups)
+        if reached == num_blocks:
+            break
+        keys = keys[:reached]
+    return CachedPrefix(len(keys), prefix.cached_tables(pool, keys, groups), snapshot_id)
+
+
+def fresh_blocks(cached: CachedPrefix, cover: int, limits: Limits) -> list[int]:
+    """Return how many blocks a request needs besides to begin, by KV group.
+
+    Those that see all positions have blocks for all `cover` tokens from the beginning. Those with
+    windows get them as the request goes on, and give others back.
+    """
+    groups, whole = limits.groups, -(-cover // limits.block_size)
+    ends = (
+        whole if window == ALL
+        else min(whole, table.first + groups.most_at_once(window, limits.prompt_chunk))
+        for window, table in zip(groups.windows, cached.tables, strict=True)
+    )  # fmt: skip
+    return [end - cached.num_blocks for end in ends]

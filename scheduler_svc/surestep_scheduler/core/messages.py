@@ -21,10 +21,19 @@ class Freed(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """Blocks appended to the block table of a slot."""
+    """Blocks appended to a block table of a slot."""
 
     slot: int
+    group: int  # KV group
     blocks: list[int]
+
+
+class GiveBack(NamedTuple):
+    """Leading entries of a block table of a slot that no later position sees."""
+
+    slot: int
+    group: int
+    num_blocks: int
 
 
 class PlannedSnapshots(NamedTuple):
@@ -43,6 +52,7 @@ class Plan:
     step: int
     freed: list[Freed]
     admissions: list[Tenancy]
+    give_backs: list[GiveBack]
     extends: list[Extend]
     tenancies: npt.NDArray[np.object_]
     rows: PlanRows
@@ -92,3 +102,4 @@ class Outcome:
     logprobs: dict[int, TokenLogprobs]  # by row
     prompt_logprobs: dict[int, TokenLogprobs]  # by row
     pooled: dict[int, bytes]  # vectors by row
+    grammar_faults: dict[int, str]  # why a row failed, where its grammar is at fault; by row

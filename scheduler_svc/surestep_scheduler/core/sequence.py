@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
-from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import MEAN
 from surestep_common.sampling_ranges import check_vocab
 
 from surestep_scheduler.cache.prefix import PrefixChain
+from surestep_scheduler.cache.tables import BlockTable
 from surestep_scheduler.speculation.speculation import AcceptanceStats
 
 from .limits import Limits
@@ -43,6 +44,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
+    has_grammar: bool = False  # that restricts its tokens
     want_prompt_logprobs: bool = False
     want_drafted: bool = False  # chunks say which tokens were drafts
     num_top_prompt_logprobs: int = 0
@@ -56,7 +58,8 @@ class Request:
 class RequestShape(NamedTuple):
     """How a request is computed, as far as that is free."""
 
-    draft_cap: int  # most drafts per row
+    draft_cap: int  # most drafts per row that the drafter proposes
+    forced_cap: int  # most drafts per row; 0 without a grammar
     max_chunk: int  # tokens of its prompt that one step may take
 
 
@@ -114,6 +117,8 @@ class Sequence:
             raise InvalidRequest("the prompt is empty", param="prompt_ids")
         if limits.headless and not request.pooling:
             raise InvalidRequest("the model has no output head: it writes no text", param="pooling")
+        if request.has_grammar and limits.grammar_fault:
+            raise UnsupportedParameter(limits.grammar_fault, param="grammar")
         limits.check_len(prompt_len + len(emitted), request.pooling)
         if request.max_tokens <= len(emitted):
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
@@ -161,10 +166,11 @@ class Sequence:
             chunk = max(least, min(chunk, positions))
         if not usual:
             part = min(chunk, len(self.tokens)) // _PARTS
-            return RequestShape(draft_cap=0, max_chunk=max(least, part))
+            return RequestShape(draft_cap=0, forced_cap=0, max_chunk=max(least, part))
         may_draft = self.may_draft and not self.request.pooling
         drafts = limits.draft_cap(self.request.draft_cap) if may_draft else 0
-        return RequestShape(drafts, chunk)
+        forced = limits.forced_cap(self.request.draft_cap) if self.request.has_grammar else 0
+        return RequestShape(drafts, forced, chunk)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -187,9 +193,14 @@ class Tenancy:
     num_cached: int  # tokens whose KV was there at admission
     drafter_len: int  # tokens whose drafter rows were there too
     snapshot_id: int  # recurrent state after num_cached tokens; 0 = none
-    blocks: list[int]  # grows
+    tables: list[BlockTable]  # by KV group
     stop_ids: frozenset[int]  # of the request
     max_chunk: int  # tokens of its prompt that one step may take
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks that it holds, in all KV groups."""
+        return [block for table in self.tables for block in table.blocks]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ class SlotTable:
     the slot is not used again while a plan in flight still means it.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_groups: int = 1) -> None:
         self.open = np.zeros(num_slots, dtype=np.bool_)  # False: late results are dropped
         self.tenancy = np.full(num_slots, None, dtype=np.object_)
         self.slot_epoch = np.zeros(num_slots, dtype=np.int64)
@@ -27,12 +27,15 @@ class SlotTable:
         self.shared_len = np.zeros(num_slots, dtype=np.int64)  # see Limits.shared_len
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
+        self.forced_cap = np.zeros(num_slots, dtype=np.int64)  # with those of its grammar
         self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
         self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of the tenant
         self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
         self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
         # How far it is.
-        self.capacity = np.zeros(num_slots, dtype=np.int64)  # covered by its blocks
+        tables = num_groups, num_slots  # of block tables
+        self.capacity = np.zeros(tables, dtype=np.int64)  # covered by its blocks
+        self.first_block = np.zeros(tables, dtype=np.int64)  # that it has not given back
         self.committed = np.zeros(num_slots, dtype=np.int64)  # KV is valid by the applied results
         self.len_hi = np.zeros(num_slots, dtype=np.int64)  # if all in flight is accepted
         self.publish_at = np.zeros(num_slots, dtype=np.int64)  # `committed` fills the next block
@@ -56,7 +59,8 @@ class SlotTable:
         prefill_len: int,
         max_len: int,
         draft_cap: int,
-        capacity: int,
+        forced_cap: int,
+        capacity: list[int],
         publish_at: int,
         mark_at: int,
     ) -> None:
@@ -77,9 +81,10 @@ class SlotTable:
         self.prompt_len[slot], self.shared_len[slot] = seq.prompt_len, seq.shared_len
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
-        self.draft_cap[slot] = draft_cap
+        self.draft_cap[slot], self.forced_cap[slot] = draft_cap, forced_cap
         self.pools[slot] = seq.request.pooling > 0
-        self.capacity[slot] = capacity
+        self.capacity[:, slot] = capacity
+        self.first_block[:, slot] = [table.first for table in tenancy.tables]
         self.publish_at[slot] = publish_at
         self.planned_step[slot] = self.applied_step[slot] = self.accepted[slot] = 0
         self.num_steps[slot] = self.num_drafts[slot] = self.num_accepted[slot] = 0
@@ -112,6 +117,11 @@ class SlotTable:
         self.num_drafts[slot] += drafts
         self.num_accepted[slot] += accepted
 
+    def covered(self, slot: IntArray | int) -> IntArray:
+        """Return the tokens [R] that the blocks of slots cover in all KV groups."""
+        tokens: IntArray = self.capacity[:, slot].min(axis=0)
+        return tokens
+
     def close(self, slot: int) -> None:
         """End a tenancy. Raises LedgerError when its books do not balance."""
         self.ledger.close(slot, **self._lengths(slot))
@@ -121,7 +131,7 @@ class SlotTable:
         """Raise when lengths and ledger of a running tenancy do not fit together."""
         assert self.open[slot]
         assert self.num_cached[slot] <= self.committed[slot] <= self.len_hi[slot]
-        assert self.len_hi[slot] <= self.capacity[slot]
+        assert self.len_hi[slot] <= self.covered(slot)
         assert self.committed[slot] < self.publish_at[slot]
         assert self.num_cached[slot] <= self.folded[slot] <= self.committed[slot]
         assert self.drafter_len[slot] <= self.committed[slot]

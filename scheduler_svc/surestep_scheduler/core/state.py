@@ -8,8 +8,8 @@ from itertools import count
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
-from surestep_common.invariants import IntArray
 
+from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.snapshots import SnapshotCache
 from surestep_scheduler.recovery.incidents import Replay
@@ -20,11 +20,12 @@ from surestep_scheduler.speculation.speculation import Speculation
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
-from .lookup import Lookup, cached_prefix
-from .messages import Extend, Freed, Plan
+from .lookup import Lookup, cached_prefix, fresh_blocks
+from .messages import Freed, Plan
 from .queue import WaitingQueue
 from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
+from .tables import Tables
 from .tenants import Tenants
 
 
@@ -51,7 +52,8 @@ class SchedulerState:
         limits = self.limits
         self.pool = BlockPool(limits.num_blocks)
         self.snapshots = SnapshotCache(limits.usable_snapshots)
-        self.slots = SlotTable(limits.num_slots)
+        self.slots = SlotTable(limits.num_slots, len(limits.kv_windows))
+        self.tables = Tables(limits.groups, self.pool, self.slots)
         self.speculation.reset(
             *(limits.num_slots, limits.costs),
             adaptive=limits.adaptive_draft_length,
@@ -117,40 +119,42 @@ class SchedulerState:
 
     @property
     def headroom(self) -> int:
-        """Blocks that admissions leave: one of growth for each request that runs already."""
-        return len(self.running)
+        """Blocks that admissions leave: one in each KV group for each request that runs already."""
+        return len(self.running) * len(self.limits.kv_windows)
 
     def lookup(self, seq: Sequence) -> Lookup:
         """Look up what a waiting request finds in the cache, and which blocks are missing."""
-        cached, snapshot_id = cached_prefix(seq, self.pool, self.snapshots, self.limits)
-        cover = min(len(seq.tokens) + 1, seq.max_len - 1)
-        fresh = -(-cover // self.limits.block_size) - len(cached)
-        revived = self.pool.num_cached(cached)
-        missing = fresh + revived + self.headroom - self.pool.num_available
-        return Lookup(cached, snapshot_id, fresh, missing)
+        cached = cached_prefix(seq, self.pool, self.snapshots, self.limits)
+        fresh = fresh_blocks(cached, min(len(seq.tokens) + 1, seq.max_len - 1), self.limits)
+        revived = sum(self.pool.num_cached(table.blocks) for table in cached.tables)
+        missing = sum(fresh) + revived + self.headroom - self.pool.num_available
+        return Lookup(cached, fresh, missing)
 
     def admit(self, seq: Sequence, now: float) -> Tenancy | None:
-        """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
+        """Move a waiting request into a slot with blocks for its tokens, if there is room."""
         found, size = self.lookup(seq), self.limits.block_size
         if not self.free_slots or found.missing > 0:
             return None
-        cached = found.cached
+        tables, num_cached = found.cached.tables, found.cached.num_blocks
         shape = seq.shape(self.limits, usual=not self.poison.reshapes(seq.request.id))
-        self.pool.acquire(cached)
-        if found.snapshot_id:
-            self.snapshots.restore(found.snapshot_id, len(cached))
-        drafted = self.pool.num_drafted(cached)
+        for table in tables:
+            self.pool.acquire(table.blocks)
+        if found.cached.snapshot_id:
+            self.snapshots.restore(found.cached.snapshot_id, num_cached)
+        drafted = self.pool.num_drafted(tables[0].blocks)
+        for table, fresh in zip(tables, found.fresh, strict=True):
+            table.blocks += self.pool.allocate(fresh)
         slot = self.free_slots.pop()
         self._slot_epochs[slot] += 1
         tenancy = Tenancy(
             seq=seq,
             slot=slot,
             slot_epoch=self._slot_epochs[slot],
-            num_cached=len(cached) * size,
+            num_cached=num_cached * size,
             # The first row that is made leaves the output that drafting begins with.
             drafter_len=max(drafted * size - 1, 0),
-            snapshot_id=found.snapshot_id,
-            blocks=cached + self.pool.allocate(found.fresh),
+            snapshot_id=found.cached.snapshot_id,
+            tables=tables,
             stop_ids=seq.request.stop_ids,
             max_chunk=shape.max_chunk,
         )
@@ -159,7 +163,8 @@ class SchedulerState:
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
             draft_cap=shape.draft_cap,
-            capacity=len(tenancy.blocks) * size,
+            forced_cap=shape.forced_cap,
+            capacity=[table.end * size for table in tables],
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
         )
@@ -175,6 +180,7 @@ class SchedulerState:
         insort(self.running, tenancy, key=lambda t: t.seq.order)
         seq.tenant.num_running += 1
         seq.tenancy = tenancy
+        self.tables.admit(tenancy)
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
             seq.num_cached = tenancy.num_cached
@@ -194,6 +200,7 @@ class SchedulerState:
         self._count(tenancy)
         tenancy.seq.tenancy = None
         self.running.remove(tenancy)
+        self.tables.drop(tenancy)
         self.freed.append(Freed(tenancy.slot, tenancy.slot_epoch))
         self.quarantine.append(tenancy)
         self.sweep()
@@ -246,7 +253,9 @@ class SchedulerState:
         """Compute a request again from nothing: what its blocks hold may be wrong."""
         seq = tenancy.seq
         self.pool.withdraw(tenancy.blocks)
-        for key in seq.chain.keys(seq.tokens, 0, seq.chain.count(seq.tokens)):
+        keys = seq.chain.keys(seq.tokens, 0, seq.chain.count(seq.tokens))
+        prefix.forget(self.pool, keys, self.limits.groups)
+        for key in keys:
             self.snapshots.forget(key)
         self.release(tenancy)
         self._requeue(seq)
@@ -254,17 +263,6 @@ class SchedulerState:
     def _requeue(self, seq: Sequence) -> None:
         seq.prompt_logprobs = None
         self.waiting.add(seq, self.tenants.level)
-
-    def extend(self, slot: IntArray, num_blocks: IntArray) -> list[Extend]:
-        """Append blocks to running tenancies [R]. The caller checks that there are enough."""
-        blocks, end = self.pool.allocate(int(num_blocks.sum())), 0
-        self.slots.capacity[slot] += num_blocks * self.limits.block_size
-        extends = []
-        for tenancy, more in zip(self.slots.tenancy[slot], num_blocks.tolist(), strict=True):
-            start, end = end, end + more
-            tenancy.blocks.extend(blocks[start:end])
-            extends.append(Extend(tenancy.slot, blocks[start:end]))
-        return extends
 
     # -- epochs --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
+from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
@@ -52,6 +53,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._requests = OpenRequests()
         self._epoch: Epoch | None = None  # the one under way
+        self._group: WorkerGroup | None = None  # of it
         self._reached = asyncio.Condition()  # new workers
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.supervisors = Supervisors(settings.supervisor_addresses)
@@ -122,6 +124,14 @@ class Engine:
         self._wake.set()
         return opened
 
+    async def compile(self, grammar: Grammar) -> None:
+        """Compile a grammar before its request waits for a slot. Raises InvalidRequest.
+
+        While there are no workers nothing is done: they compile it when the request moves in.
+        """
+        if self._group is not None and not self.limits.grammar_fault:
+            await self._group.compile(grammar)
+
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""
         if self._requests.close(opened):
@@ -143,11 +153,11 @@ class Engine:
         """Serve until cancelled."""
         try:
             while True:
-                group = await self._reach_workers()
+                group = self._group = await self._reach_workers()
                 try:
                     error = await self._run_epoch(group)
                 finally:
-                    self._epoch = None
+                    self._epoch = self._group = None
                     await group.close()
                 await self._recover(error, group.num_unread)
         finally:
@@ -249,6 +259,7 @@ class Engine:
         self.waiting_for = ""
         await self._set_engine_state(scheduler_pb2.SERVING)
         logger.info("epoch %d on %d ranks", self.state.epoch, len(self.infos))
+        await group.recompile(seq.request for seq in self.state.open.values())
         return await self._epoch.run(group)
 
     async def _recover(self, error: SurestepError, num_unread: int) -> None:

@@ -27,6 +27,10 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         freed_slot_epochs=[freed.slot_epoch for freed in plan.freed],
         extend_slots=[extend.slot for extend in plan.extends],
         extend_counts=[len(extend.blocks) for extend in plan.extends],
+        extend_groups=_groups(plan),
+        release_slots=[given.slot for given in plan.give_backs],
+        release_groups=[given.group for given in plan.give_backs],
+        release_counts=[given.num_blocks for given in plan.give_backs],
         block_ids=[block for extend in plan.extends for block in extend.blocks],
         snapshot_slots=plan.rows.slot[plan.snapshot_requests.row].tolist(),
         snapshot_lens=plan.snapshot_requests.length.tolist(),
@@ -38,6 +42,12 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)
     return message
+
+
+def _groups(plan: Plan) -> list[int]:
+    """Return the KV groups of the plan's extends; none where all are of the first."""
+    groups = [extend.group for extend in plan.extends]
+    return groups if any(groups) else []
 
 
 def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
@@ -78,9 +88,8 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
             n_drafts=_column(first.n_drafts),
             n_accepted=_column(first.n_accepted),
             n_emitted=_column(first.n_emitted),
-            drafter_len=_column(first.drafter_len)
-            if first.drafter_len
-            else _zeros(len(first.slot)),
+            drafter_len=_column(first.drafter_len or _zeros(len(first.slot))),
+            n_forced=_column(first.n_forced or _zeros(len(first.slot))),
         ),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
@@ -90,6 +99,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
         pooled=_pooled(first),
+        grammar_faults=_grammar_faults(first),
     )
 
 
@@ -108,6 +118,12 @@ def _pooled(result: pb.StepResult) -> dict[int, bytes]:
     if len(result.pooled_rows) != len(result.pooled):
         raise LedgerError(f"{len(result.pooled)} vectors of {len(result.pooled_rows)} rows")
     return dict(zip(result.pooled_rows, result.pooled, strict=True))
+
+
+def _grammar_faults(result: pb.StepResult) -> dict[int, str]:
+    if len(result.grammar_fault_rows) != len(result.grammar_faults):
+        raise LedgerError(f"{len(result.grammar_faults)} faults of grammars are not parallel")
+    return dict(zip(result.grammar_fault_rows, result.grammar_faults, strict=True))
 
 
 def _column(values: object) -> IntArray:

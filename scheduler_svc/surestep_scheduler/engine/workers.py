@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import grpc
@@ -18,18 +19,22 @@ from surestep_common.errors import (
 )
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import worker_pb2 as pb
+from surestep_proto.sampling_pb2 import Grammar
 from surestep_proto.worker_pb2_grpc import WorkerStub
 
 from surestep_scheduler.core.messages import Outcome
+from surestep_scheduler.core.sequence import Request
 
 from .wire import from_proto
 
+_COMPILE_S = 15.0  # for a rank to compile a grammar; its own limit is shorter
+_MOST_COMPILED = 32  # of which a rank remembers more
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
 _COMMON = (
     *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
-    *("max_step_tokens", "max_draft_tokens", "num_snapshots", "prompt_chunk"),
-    "linear_backend",
+    *("max_step_tokens", "max_draft_tokens", "max_forced_drafts", "num_snapshots", "prompt_chunk"),
+    *("linear_backend", "kv_windows"),
 )
 
 
@@ -44,6 +49,7 @@ class WorkerGroup:
         ]
         self._calls: list[Any] = []  # stub types know no aio calls
         self._epoch = 0
+        self._compiled = OrderedDict[bytes, None]()  # hashes of grammars, the latest last
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
@@ -58,6 +64,34 @@ class WorkerGroup:
                     f"address {rank} of {len(infos)} is rank {info.rank} of {info.world_size}"
                 )
         return list(infos)
+
+    async def compile(self, grammar: Grammar) -> None:
+        """Have rank 0 compile a grammar, unless it did lately. Raises InvalidRequest.
+
+        A rank that does not answer is left to the epoch.
+        """
+        key = blake2b(grammar.source.encode(), digest_size=16).digest()
+        if key not in self._compiled:
+            request = pb.CompileRequest(grammar=grammar)
+            with contextlib.suppress(Unavailable, DeadlineExceeded), translate_errors():
+                await self._stubs[0].Compile(request, timeout=_COMPILE_S)
+                self._compiled[key] = None
+        else:
+            self._compiled.move_to_end(key)
+        if len(self._compiled) > _MOST_COMPILED:
+            self._compiled.popitem(last=False)
+
+    async def recompile(self, requests: Iterable[Request]) -> None:
+        """Compile the grammars of requests that go on, before steps would have to wait for them.
+
+        Those that cannot be compiled any more end their requests in a step.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMPILE_S):
+                for request in requests:
+                    if request.has_grammar:
+                        with contextlib.suppress(SurestepError):
+                            await self.compile(request.sampling.grammar)
 
     def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
         """Open the step streams. The task group fails when one is lost; results call `wake`."""

@@ -67,12 +67,11 @@ class _Blocks:
     """Blocks that each tenant holds, and those that it may insist on."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self._size = state.limits.block_size
         self.held: Counter[ActiveTenant] = Counter()
         for tenancy in state.running:
             self.held[tenancy.seq.tenant] += len(tenancy.blocks)
         tenants, waiting = list(state.tenants), state.waiting.tokens_of
-        demands = [self.held[t] + waiting(t) // self._size + 1.0 for t in tenants]
+        demands = [float(self.held[t] + state.limits.blocks_of(waiting(t) + 1)) for t in tenants]
         capacity = max(state.pool.num_blocks - 1 - state.headroom, 1)
         shares = fair_shares(capacity, demands, [t.weight for t in tenants])
         self.shares: dict[ActiveTenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
@@ -93,7 +92,7 @@ def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) ->
         if budget <= 0:
             break
         for seq in seqs[: max(entitled[tenant] - tenant.num_running, 0)]:
-            most = len(seq.tokens) // state.limits.block_size + 1
+            most = state.limits.blocks_of(len(seq.tokens) + 1)
             has_blocks = most + state.headroom <= state.pool.num_available
             if budget <= 0 or not (has_blocks or blocks.entitles(seq, most)):
                 break
@@ -106,7 +105,7 @@ def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blo
     """Make room for the next request if its tenant stays within its share with all it needs."""
     for seq in state.waiting.first(1, state.poison.allows, entitled):
         found = state.lookup(seq)
-        missing = found.missing if blocks.entitles(seq, found.fresh) else 0
+        missing = found.missing if blocks.entitles(seq, found.num_fresh) else 0
         while missing > 0:
             victim = _displaceable(state, blocks.use)
             if victim is None:

@@ -22,14 +22,15 @@ from surestep_common.invariants import (
 )
 from surestep_common.plan_rows import KnownSlots, PlanRows, check_plan_rows
 
-from surestep_scheduler.core.messages import Extend, Plan
+from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.core.tenants import OUTPUT_TOKEN
 
 from .catch_up import CatchUpBudget
-from .preemption import entitled_slots, make_room, who_gives_way
+from .preemption import entitled_slots, make_room
 from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
+from .runnable import runnable, slots_of
 from .snapshot_requests import snapshot_requests
 
 
@@ -40,7 +41,7 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     """
     entitled = entitled_slots(state)
     make_room(state, entitled)
-    ready, prefilling = _decodable(state)
+    ready, prefilling = runnable(state)
     candidates = state.waiting.first(len(state.free_slots), state.poison.allows, entitled)
     prompts = turns(state, [*prefilling, *candidates])
     step, budget = _StepBuilder(state), state.limits.max_num_batched_tokens
@@ -50,52 +51,15 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     return step.finish()
 
 
-def _decodable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
-    """Return slots that can decode now, and requests whose prompt is not planned to its end.
-
-    Each of these slots needs a block at most for its next token. Where there are too few, a request
-    makes room; those that have to wait for that are left out.
-    """
-    while True:
-        ready, prefilling = _split(state)
-        missing = state.slots.len_hi[ready] >= state.slots.capacity[ready]
-        if missing.sum() <= state.pool.num_available:
-            return ready, prefilling
-        if state.quarantine:  # blocks come back with the next result
-            covered = missing.cumsum() <= state.pool.num_available
-            return ready[covered | ~missing], prefilling
-        state.preempt(who_gives_way(state))
-
-
-def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
-    """Return slots that could decode if there are blocks, and requests that compute their prompts.
-
-    A request that everything in flight may bring to its last token but one has to wait.
-    """
-    slots, slot = state.slots, _slots_of(state.running)
-    len_hi = slots.len_hi[slot]
-    prefilling = len_hi < slots.prefill_len[slot]
-    ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
-    return slot[ready], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
-
-
-def _blocks(num_tokens: IntArray, block_size: int) -> IntArray:
-    return -(-num_tokens // block_size)
-
-
-def _slots_of(tenancies: Seq[Tenancy]) -> IntArray:
-    return np.array([tenancy.slot for tenancy in tenancies], dtype=np.int64)
-
-
 class _StepBuilder:
     """A plan under construction."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._admissions: list[Tenancy] = []
-        self._extends: list[Extend] = []
         self._decodes = np.zeros(0, dtype=np.int64)  # slots
         self._max_drafts = np.zeros(0, dtype=np.int64)  # parallel to _decodes
+        self._proposed = np.zeros(0, dtype=np.int64)  # max_proposed, parallel to _decodes
         self._caught_up = np.zeros(0, dtype=np.int64)  # catch_up, parallel to _decodes
         self._catch_up = CatchUpBudget(state)
         self._prefills: list[Tenancy] = []
@@ -116,33 +80,37 @@ class _StepBuilder:
         share = max(spare - for_prompts, 0) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
-        max_drafts = state.speculation.lengths(
+        proposed = state.speculation.lengths(
             slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
         )
-        catch_up = self._catch_up.grant(slot, max_drafts > 0)
-        max_drafts[~catch_up.whole] = 0
+        catch_up = self._catch_up.grant(slot, proposed > 0)
+        proposed[~catch_up.whole] = 0
+        # What grammars force is seldom much, and costs nothing then: it gets what prompts leave.
+        left = max(spare - prompt_tokens - int(proposed.sum()), 0) // len(slot)
+        forced = np.minimum(np.minimum(slots.forced_cap[slot], room), left)
+        max_drafts = np.maximum(proposed, forced)
         missing = self._cover(slot, max_drafts)
-        self._extends += state.extend(slot[missing > 0], missing[missing > 0])
+        state.tables.extend(slot, missing)
         self._decodes, self._max_drafts = slot, max_drafts
+        self._proposed = np.minimum(proposed, max_drafts)
         self._caught_up = catch_up.num_tokens
         return len(slot) + int(max_drafts.sum())
 
     def _cover(self, slot: IntArray, max_drafts: IntArray) -> IntArray:
-        """Return the blocks [R] that rows with so many drafts need.
+        """Return the blocks [G, R] that rows with so many drafts need.
 
         Where blocks are scarce, `max_drafts` is lowered in place, the last rows' first. There is a
         block for every row that needs one without drafts.
         """
-        slots, size = self._state.slots, self._state.limits.block_size
-        covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
-        missing = _blocks(np.maximum(max_drafts - covered, 0), size)
-        spare = self._state.pool.num_available - int(missing.sum())
-        for row in missing.nonzero()[0].tolist()[::-1] if spare < 0 else ():
+        state, without = self._state, self._state.slots.len_hi[slot] + 1
+        missing = state.tables.missing(slot, without + max_drafts)
+        spare = state.pool.num_available - int(missing.sum())
+        for row in missing.sum(axis=0).nonzero()[0].tolist()[::-1] if spare < 0 else ():
             while spare < 0 and max_drafts[row] > 0:
                 max_drafts[row] -= 1
-                fewer = -(-max(int(max_drafts[row] - covered[row]), 0) // size)
-                spare += int(missing[row]) - fewer
-                missing[row] = fewer
+                fewer = state.tables.missing(slot[[row]], without[[row]] + max_drafts[[row]])
+                spare += int(missing[:, row].sum() - fewer.sum())
+                missing[:, row] = fewer[:, 0]
         return missing
 
     def add_prefills(self, turns: Seq[Turn], budget: int, now: float) -> None:
@@ -171,7 +139,7 @@ class _StepBuilder:
                 if tenancy is not None:
                     wanted = max(left // 2, MIN_CHUNK, self._state.limits.prompt_chunk)
                     self._prefills.append(tenancy)
-                    self._chunks.append(self._cut(tenancy, min(wanted, left)))
+                    self._chunks.append(self._take(tenancy, 0, min(wanted, left)))
                     left -= self._chunks[-1]
             left = self._top_up(first, left)
         self._top_up(0, left)
@@ -184,7 +152,6 @@ class _StepBuilder:
         if tenancy is not None:
             self._bytes_left -= num_bytes
             self._admissions.append(tenancy)
-            self._extends.append(Extend(tenancy.slot, list(tenancy.blocks)))
         return tenancy
 
     def _top_up(self, first: int, left: int) -> int:
@@ -192,17 +159,34 @@ class _StepBuilder:
         for index, tenancy in enumerate(self._prefills[first:], first):
             if not left:
                 break
-            more = self._cut(tenancy, self._chunks[index] + left) - self._chunks[index]
+            more = self._take(tenancy, self._chunks[index], left)
             self._chunks[index] += more
             left -= more
         return left
 
-    def _cut(self, tenancy: Tenancy, num_tokens: int) -> int:
-        """Return how many of these tokens its prompt takes; what was cached is known by now."""
+    def _take(self, tenancy: Tenancy, taken: int, more: int) -> int:
+        """Return how many `more` tokens its prompt takes behind those `taken`, and cover them.
+
+        What was cached is known by now.
+        """
         state, seq = self._state, tenancy.seq
-        most = min(num_tokens, uncomputed(state, seq), tenancy.max_chunk)
-        start = int(state.slots.len_hi[tenancy.slot])
-        return cut(start, most, seq.shared_len, state.limits.prompt_chunk)
+        slot, start = tenancy.slot, int(state.slots.len_hi[tenancy.slot])
+        most = min(
+            taken + more, uncomputed(state, seq), tenancy.max_chunk, self._reach(slot) - start
+        )
+        chunk = cut(start, most, seq.shared_len, state.limits.prompt_chunk)
+        slots = np.array([slot])
+        state.tables.extend(slots, state.tables.missing(slots, np.array([start + chunk])))
+        return chunk - taken
+
+    def _reach(self, slot: int) -> int:
+        """Return up to which token a prompt can be covered, leaving blocks for others to go on."""
+        state = self._state
+        covered, num_sliding = int(state.slots.covered(slot)), len(state.tables.groups.sliding)
+        if not num_sliding:
+            return covered
+        spare = max(state.pool.num_available - state.headroom, 0)
+        return covered + spare // num_sliding * state.limits.block_size
 
     def _prepare_to_draft(self, slot: IntArray) -> IntArray:
         """Return what the drafter makes up for while prompts [R] are computed."""
@@ -214,12 +198,13 @@ class _StepBuilder:
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
         state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
-        slot = np.concatenate((self._decodes, _slots_of(self._prefills)))
+        slot = np.concatenate((self._decodes, slots_of(self._prefills)))
         if not len(slot):
             return None
         tenancies, num_tokens = slots.tenancy[slot], np.zeros(len(slot), dtype=np.int64)
         num_tokens[num_decodes:] = self._chunks
         rows = self._rows(slot, num_tokens, num_decodes)
+        give_backs, extends = state.tables.changes()
         width = num_tokens + rows.max_drafts
         width[:num_decodes] += 1
         plan = Plan(
@@ -227,7 +212,8 @@ class _StepBuilder:
             step=state.planned_step + 1,
             freed=state.freed,
             admissions=self._admissions,
-            extends=self._extends,
+            give_backs=give_backs,
+            extends=extends,
             tenancies=tenancies,
             rows=rows,
             width=width,
@@ -242,8 +228,8 @@ class _StepBuilder:
     def _rows(self, slot: IntArray, num_tokens: IntArray, num_decodes: int) -> PlanRows:
         """Return the columns of rows [R], of which the first `num_decodes` decode."""
         slots, len_hi = self._state.slots, self._state.slots.len_hi[slot]
-        max_drafts, catch_up = np.zeros((2, len(slot)), dtype=np.int64)
-        max_drafts[:num_decodes] = self._max_drafts
+        max_drafts, proposed, catch_up = np.zeros((3, len(slot)), dtype=np.int64)
+        max_drafts[:num_decodes], proposed[:num_decodes] = self._max_drafts, self._proposed
         catch_up[:num_decodes] = self._caught_up
         catch_up[num_decodes:] = self._prepare_to_draft(slot[num_decodes:])
         last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
@@ -257,6 +243,7 @@ class _StepBuilder:
             len_lo=slots.committed[slot],
             len_hi=len_hi,
             max_drafts=max_drafts,
+            max_proposed=proposed,
             accepted_step=slots.applied_step[slot],
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],
@@ -276,7 +263,7 @@ def _check(rows: PlanRows, state: SchedulerState) -> None:
     slots, slot = state.slots, rows.slot
     known = KnownSlots(
         length=slots.committed[slot],
-        capacity=slots.capacity[slot],
+        capacity=slots.covered(slot),
         prefill_len=slots.prefill_len[slot],
         max_len=slots.max_len[slot],
         prompt_len=slots.prompt_len[slot],

@@ -43,6 +43,8 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         max_pooled_len=limits.max_pooled_len,
         hidden_size=first.hidden_size,
         headless=first.headless,
+        drafter_fault=first.drafter_fault,
+        grammar_fault=first.grammar_fault,
         defaults=first.defaults,
     )
 
@@ -112,6 +114,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     if state is None:
         return pb.SchedulerStats()
     counters, incidents, monitor = state.counters, engine.incidents, engine.monitor
+    first = engine.infos[0] if engine.infos else worker_pb2.WorkerInfo()
     return pb.SchedulerStats(
         num_running=len(state.running),
         num_waiting=len(state.waiting),
@@ -144,8 +147,9 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         step_time_p99_s=monitor.timer.recent_s.quantile(0.99),
         step_gap_p50_s=monitor.gaps_s.quantile(0.5),
         step_gap_p99_s=monitor.gaps_s.quantile(0.99),
-        num_check_draft_tokens=engine.infos[0].check_drafts if engine.infos else 0,
-        num_check_accepted_tokens=engine.infos[0].check_accepted if engine.infos else 0,
+        num_check_draft_tokens=first.check_drafts,
+        num_check_accepted_tokens=first.check_accepted,
+        drafter_broken=bool(first.drafter_fault),
         num_incidents={cause.value: incidents.by_cause[cause] for cause in Cause},
         detect_s_sum=incidents.detect_s,
         recover_s_sum=incidents.recover_s,

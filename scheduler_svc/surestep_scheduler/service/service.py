@@ -76,6 +76,8 @@ class SchedulerService(SchedulerServicer):
                 yield _ended_chunk(finish, resolved)
                 return
             with self._counted():
+                if parsed.has_grammar:
+                    await self._engine.compile(request.sampling.grammar)
                 opened = await self._engine.submit(parsed)
                 try:
                     done = False

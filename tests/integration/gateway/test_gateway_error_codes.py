@@ -53,8 +53,7 @@ async def test_a_context_that_overflows(stack: Stack) -> None:
 async def test_codes_of_wrong_requests(stack: Stack) -> None:
     for fields, kind, code in (
         ({"temperature": 9}, openai.BadRequestError, "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError,
-         "unsupported_parameter"),
+        ({"modalities": ["audio"]}, openai.BadRequestError, "unsupported_parameter"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found"),
     ):  # fmt: skip
         with pytest.raises(kind) as caught:

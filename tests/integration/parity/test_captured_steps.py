@@ -112,6 +112,7 @@ MUTANTS: dict[str, Mutant] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.rotates(3)
 def test_every_mutant_is_caught(
     bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

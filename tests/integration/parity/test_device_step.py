@@ -7,11 +7,15 @@ the last bit of every log-probability.
 from __future__ import annotations
 
 import pytest
+import torch
 from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, same, total
 from support.parity.cases import EOS, VOCAB
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
 from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_worker.drafters import Drafter, Drafts
+from surestep_worker.step.drafting import Drafting
+from torch import Tensor
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
 CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
@@ -44,7 +48,7 @@ def check_all(bench: ParityBench, answers: dict[str, Answer]) -> None:
 @pytest.mark.parametrize(
     ("drafter", "k"), [("none", 0), ("ngram", 3), ("oracle", 3), ("garbage", 2), ("ragged", 4)]
 )
-@pytest.mark.rotates(4, always=DIAGONAL)
+@pytest.mark.rotates(8, always=DIAGONAL)
 def test_a_step_on_a_device_answers_the_same(
     bench: ParityBench, drafter: str, k: int, where: str, depth: int
 ) -> None:
@@ -59,7 +63,7 @@ def test_a_step_on_a_device_answers_the_same(
 )
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
 @pytest.mark.parametrize("conditions", [CAPTURED, LATE], ids=["captured", "late"])
-@pytest.mark.rotates(3, always=DIAGONAL_CAPTURED)
+@pytest.mark.rotates(6, always=DIAGONAL_CAPTURED)
 def test_captured_steps_answer_the_same(
     bench: ParityBench, drafter: str, k: int, where: str, depth: int, conditions: Conditions
 ) -> None:
@@ -73,6 +77,7 @@ def test_captured_steps_answer_the_same(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.rotates(2, turn=0)
 @pytest.mark.usefixtures("interpreter")
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
@@ -91,7 +96,7 @@ def test_triton_answers_the_same(bench: ParityBench) -> None:
 @pytest.mark.parametrize("conditions", [ON_DEVICE, CAPTURED, LATE], ids=["eager", "all", "late"])
 @pytest.mark.parametrize("where", ["mixed", "preempted"])
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4), ("mtp", 3)])
-@pytest.mark.rotates(4, always=DIAGONAL_HYBRID)
+@pytest.mark.rotates(8, always=DIAGONAL_HYBRID)
 def test_a_hybrid_on_a_device_answers_the_same(
     hybrid_bench: ParityBench, drafter: str, k: int, where: str, conditions: Conditions
 ) -> None:
@@ -101,19 +106,71 @@ def test_a_hybrid_on_a_device_answers_the_same(
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")
 
 
+@pytest.mark.parametrize("conditions", [ON_DEVICE, CAPTURED, LATE], ids=["eager", "all", "late"])
+@pytest.mark.parametrize("where", ["mixed", "preempted"])
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("flip-1", 3), ("ragged", 4)])
+@pytest.mark.rotates(4, always=("flip-1-3-mixed-all", "ragged-4-preempted-late"))
+def test_gpt_oss_on_a_device_answers_the_same(
+    gpt_oss_bench: ParityBench, drafter: str, k: int, where: str, conditions: Conditions
+) -> None:
+    """Windows of drafts lie across the borders of windows of attention."""
+    answers = gpt_oss_bench.run(where, drafter=drafter, k=k, depth=1, conditions=conditions)
+    check_all(gpt_oss_bench, answers)
+    assert (total(answers, "num_accepted") > 0) == (drafter != "none")
+
+
 @pytest.mark.timeout(400)
+@pytest.mark.rotates(2, turn=1)
 @pytest.mark.usefixtures("interpreter")
-def test_triton_drafts_what_the_reference_drafts(hybrid_bench: ParityBench) -> None:
-    """The MTP head between kernels, in Triton's interpreter: as many drafts are accepted."""
+@pytest.mark.parametrize(
+    ("name", "drafter", "accepts"),
+    [
+        ("hybrid_bench", "mtp", True),
+        ("eagle3_bench", "eagle3", True),
+        ("eagle3_gpt_oss_bench", "eagle3", False),  # of random weights
+    ],
+)
+def test_triton_drafts_what_the_reference_drafts(
+    request: pytest.FixtureRequest, name: str, drafter: str, accepts: bool
+) -> None:
+    """A draft head between kernels, in Triton's interpreter: as many drafts are accepted."""
     from surestep_kernels.gpu.step.step_ops import STEP_OPS
 
+    bench: ParityBench = request.getfixturevalue(name)
     names = ("plain@0.7", "plain@0.0")
-    some = [request for request in hybrid_bench.requests if request.id in names]
-    accepted = list[int]()
+    some = [one for one in bench.requests if one.id in names]
+    counts = list[tuple[int, int]]()
     for ops in (STEP_OPS, STEP_REFERENCE):
         conditions = Conditions(step_ops=ops, graphs=ops is STEP_REFERENCE)
-        answers = hybrid_bench.serve(some, NEIGHBOURS["mixed"], "mtp", 2, 1, conditions)
-        for name in names:
-            assert same(answers[name], hybrid_bench.expected[name]), f"{name}: {answers[name]}"
-        accepted.append(total(answers, "num_accepted"))
-    assert accepted[0] == accepted[1] > 0
+        answers = bench.serve(some, NEIGHBOURS["mixed"], drafter, 2, 1, conditions)
+        for one in names:
+            answer, expected = answers[one], bench.expected[one]
+            assert answer.token_ids == expected.token_ids, f"{one}: {answer}"
+            assert same(answer, expected) or not accepts, f"{one}: {answer}"
+        counts.append((total(answers, "num_drafts"), total(answers, "num_accepted")))
+    assert counts[0] == counts[1]
+    drafted, accepted = counts[0]
+    assert drafted > 0
+    assert accepted > 0 or not accepts
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("column", ["torch", "triton"])
+def test_minus_one_as_an_id_is_seen(
+    bench: ParityBench, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a window has fewer drafts than places, nothing but a token may stand in these."""
+    from surestep_kernels.gpu.step.step_ops import STEP_OPS
+
+    def unchecked(self: Drafting, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
+        state, line = self._state, slot.long()
+        ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), max_drafts)
+        real = torch.arange(ids.shape[1]) < counts.unsqueeze(1)
+        return Drafts(torch.where(real, ids, -1).int(), max_drafts)
+
+    monkeypatch.setattr(Drafting, "_propose", unchecked)
+    TRUTH.learn(bench.truth, vocab_size=VOCAB, stop_id=EOS)
+    conditions = Conditions(step_ops=STEP_OPS if column == "triton" else STEP_REFERENCE)
+    some = [request for request in bench.requests if request.id == "plain@0.0"]
+    with pytest.raises(IndexError):
+        bench.serve(some, NEIGHBOURS["mixed"], "ragged", 3, 1, conditions)

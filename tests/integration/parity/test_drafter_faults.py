@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
+import torch
 from support.parity.bench import CALM, NEIGHBOURS, Conditions, ParityBench
 from support.parity.faulty_drafters import FAILURES
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm
+from surestep_worker.layers.batch import StepBatch
+from surestep_worker.models.eagle3 import Eagle3Head
 
 KINDS = {
     "faulty": ("raised", "wrong id", "too many"),
@@ -37,6 +41,7 @@ def check(bench: ParityBench, drafter: str, where: str, depth: int, conditions: 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("drafter", KINDS)
+@pytest.mark.rotates(2)
 def test_faults_change_nothing(hybrid_bench: ParityBench, drafter: str, depth: int) -> None:
     FAILURES.clear()
     where = WHERE[depth % len(WHERE)]
@@ -62,3 +67,21 @@ def test_a_hopeless_drafter_is_left_alone(
     assert FAILURES["raised"] == 1
     assert "speculation is suspended: the drafter failed" in caplog.text
     assert "_Broken" in caplog.text
+
+
+def test_a_head_that_fails_behind_a_position(
+    eagle3_bench: ParityBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was trained on short texts only: its check at the start sees nothing of it."""
+    right, broken = Eagle3Head.forward, 0
+
+    def forward(self: Eagle3Head, hidden: torch.Tensor, batch: StepBatch, caches: Any) -> Any:
+        nonlocal broken
+        out, far = right(self, hidden, batch, caches), batch.positions > 24
+        broken += int(far.sum())
+        return out.masked_fill(far.unsqueeze(1), torch.nan)
+
+    monkeypatch.setattr(Eagle3Head, "forward", forward)
+    conditions = Conditions(after_apply=draft_again)
+    assert check(eagle3_bench, "eagle3", "mixed", 1, conditions) > 0
+    assert broken > 100

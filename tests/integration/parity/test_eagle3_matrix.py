@@ -119,6 +119,7 @@ def served(bench: ParityBench, cut: int, *, caching: bool) -> tuple[list[list[in
 
 
 @pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+@pytest.mark.rotates(3)
 def test_a_cached_prefix_changes_neither_tokens_nor_acceptance(
     eagle3_bench: ParityBench, cut: int
 ) -> None:

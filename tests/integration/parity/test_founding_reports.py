@@ -1,7 +1,8 @@
 """The reports that this project grew from, as tests. Numbers are issues of vllm-project/vllm.
 
-All on a hybrid with recurrent layers and an MTP head; expected is always what the engine says
-without speculation.
+All on a hybrid with recurrent layers and an MTP head, the one on EAGLE-3 with such a head, too;
+tests/e2e/test_report_39295_served.py has that one behind its own command line. Expected is always
+what the engine says without speculation.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def ids(answers: dict[str, Answer]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("k", range(1, 6))
 @pytest.mark.parametrize("drafter", ["mtp", "oracle", "ragged"])
+@pytest.mark.rotates(3)
 def test_36917_requests_run_into_max_model_len_at_different_times(
     hybrid_bench: ParityBench, drafter: str, k: int
 ) -> None:
@@ -130,3 +132,54 @@ def test_39295_parameters_and_ends_inside_windows(hybrid_bench: ParityBench, dra
     for n in range(1, 8):
         assert answers[f"length {n}"].token_ids == plain.token_ids[:n]
         assert answers[f"length {n}"].finish is Finish.LENGTH
+
+
+def at_random(count: int, longest: int) -> list[Request]:
+    """Requests of all sorts of parameters, most of which end only where `longest` does."""
+    rng = random.Random(39295)
+
+    def some(*values: Any) -> Any:
+        return rng.choice(values)
+
+    def params(i: int) -> dict[str, Any]:
+        biased = rng.sample(range(3, VOCAB), k=6)
+        return {
+            "temperature": some(0.0, 0.5, 1.0, 2.0),
+            "seed": i,
+            "min_p": some(0.0, 0.1, 0.5),
+            "top_k": some(0, 1, 8),
+            "top_p": some(1.0, 0.8),
+            "repetition_penalty": some(1.0, 1.3),
+            "presence_penalty": some(0.0, 1.0),
+            "frequency_penalty": some(0.0, -0.5, 0.8),
+            "logit_bias": {token: rng.uniform(-9, 3) for token in biased[: some(0, 6)]},
+            "stop_token_ids": rng.sample(range(3, VOCAB), k=some(0, 0, 12)),
+            "min_tokens": some(0, 9),
+        }
+
+    lengths = [rng.randint(2, longest - 2) for _ in range(count)]
+    return [
+        request(f"{i}", rng.choices(range(3, VOCAB), k=length), longest, **params(i))
+        for i, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("bench_name", ["eagle3_bench", "eagle3_gpt_oss_bench"])
+def test_39295_200_requests_of_random_parameters(
+    request: pytest.FixtureRequest, bench_name: str
+) -> None:
+    """They come and go in 32 slots, and run into max_model_len with fewer places than drafts."""
+    bench: ParityBench = request.getfixturevalue(bench_name)
+    limit = 40
+    where, asked = (
+        Neighbours(num_slots=32, step_tokens=120, max_model_len=limit),
+        at_random(200, limit),
+    )
+    expected = bench.serve(asked, where, "none", 0, 0)
+    answers = bench.serve(asked, where, "eagle3", 5, 2, DISORDER)
+    assert ids(answers) == ids(expected)
+    assert [a.finish for a in answers.values()] == [a.finish for a in expected.values()]
+    full = [r for r in asked if len(r.prompt_ids) + len(answers[r.id].token_ids) == limit]
+    assert len(full) > 100
+    assert sum(answer.num_drafts for answer in answers.values()) > 500
+    assert sum(answer.num_accepted for answer in answers.values()) > 10

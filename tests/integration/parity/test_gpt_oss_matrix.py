@@ -49,7 +49,28 @@ def test_speculation_changes_nothing(
         assert (total(answers, "num_preemptions") > 0) == (where == "preempted")
 
 
+# A request needs six blocks of the layers without a window, and two of those with one. If both kept
+# all positions it would need twelve.
+CROWDED = Neighbours(num_slots=4, num_strangers=3, step_tokens=24, num_blocks=1 + 6 + 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "k", "depth"), [("none", 0, 1), ("ragged", 5, 0), ("ngram", 3, 2)]
+)
+def test_a_pool_without_room_for_all_positions(
+    gpt_oss_bench: ParityBench, drafter: str, k: int, depth: int
+) -> None:
+    """Even of one request. Several take turns, and blocks go from one kind of layer to the other."""
+    conditions = Conditions(shuffle_seed=3, poison=True)
+    requests = gpt_oss_bench.requests[::4]
+    answers = gpt_oss_bench.serve(requests, CROWDED, drafter, k, depth, conditions)
+    for request in requests:
+        assert same(answers[request.id], gpt_oss_bench.expected[request.id]), request.id
+    assert total(answers, "num_preemptions") > 0
+
+
 @pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+@pytest.mark.rotates(3)
 def test_shared_prefixes_change_nothing(gpt_oss_bench: ParityBench, cut: int) -> None:
     """Prefixes are left at every offset from the borders of blocks and windows."""
     assert WINDOW == BLOCK_SIZE
@@ -73,6 +94,7 @@ def wrong_answers(bench: ParityBench, drafter: str, k: int) -> set[str]:
 
 
 @pytest.mark.parametrize("name", GPT_OSS_MUTANTS)
+@pytest.mark.rotates(2)
 def test_mutant_is_caught(
     gpt_oss_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

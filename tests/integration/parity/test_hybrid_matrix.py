@@ -34,7 +34,7 @@ def combinations(request: pytest.FixtureRequest, k: int) -> Iterator[tuple[int, 
 
 
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
-@pytest.mark.rotates(4, always=("none-0", "mtp-3"))
+@pytest.mark.rotates(8, always=("none-0", "mtp-3"))
 def test_speculation_changes_nothing(
     request: pytest.FixtureRequest, hybrid_bench: ParityBench, drafter: str, k: int
 ) -> None:

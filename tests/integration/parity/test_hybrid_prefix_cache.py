@@ -56,6 +56,7 @@ def conversation(cut: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("drafter", ["none", "mtp"])
 @pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+@pytest.mark.rotates(3)
 def test_shared_prefixes_change_nothing(hybrid_bench: ParityBench, drafter: str, cut: int) -> None:
     """Prefixes are left at every offset from a block's border."""
     cached = engine(hybrid_bench, drafter, caching=True)

@@ -40,6 +40,7 @@ def test_nothing_is_wrong_without_a_mutant(bench: ParityBench) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.rotates(2)
 def test_mutant_is_caught(bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
     error = SEEN_BY_A_CHECK[name]
@@ -64,6 +65,7 @@ def test_no_hybrid_answer_is_wrong_without_a_mutant(hybrid_bench: ParityBench) -
 
 
 @pytest.mark.parametrize("name", HYBRID_MUTANTS)
+@pytest.mark.rotates(2)
 def test_hybrid_mutant_is_caught(
     hybrid_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

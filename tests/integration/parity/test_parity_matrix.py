@@ -29,7 +29,7 @@ def depths(request: pytest.FixtureRequest, drafter: str, k: int, where: str) -> 
 
 @pytest.mark.parametrize("where", NEIGHBOURS)
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
-@pytest.mark.rotates(4, always=("none-0", "ngram-4", "flip-1-3"))
+@pytest.mark.rotates(8, always=("none-0", "ngram-4", "flip-1-3"))
 def test_speculation_changes_nothing(
     request: pytest.FixtureRequest, bench: ParityBench, drafter: str, k: int, where: str
 ) -> None:

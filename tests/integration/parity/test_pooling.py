@@ -143,6 +143,7 @@ def alone(model: Model) -> dict[str, bytes]:
     ],
     ids=["host", "shuffled", "device", "buckets"],
 )
+@pytest.mark.rotates(3)
 def test_company_and_cuts_change_no_bit(
     model: Model, alone: dict[str, bytes], where: str, conditions: Conditions
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.checkpoints.tiny import FAMILIES, make_tiny_checkpoint
-from support.parity.stepping import Row, generate, step
+from support.parity.stepping import Row, generate, in_one_group, step
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -93,7 +93,7 @@ def _load(path: Path, kernels: KernelSet) -> Model:
 
 
 def _poisoned_cache(case: Case) -> KVCache:
-    kv = KVCache(case.ours.kv_spec(BLOCK_SIZE), 12, case.kernels, "cpu")
+    kv = KVCache(in_one_group(case.ours.kv_spec(BLOCK_SIZE)), 12, case.kernels, "cpu")
     for cache in kv.layers:
         cache.k.fill_(torch.nan)
         cache.v.fill_(torch.nan)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.copied_head import make_copied_pair
 from surestep_common.errors import InvalidRequest
-from surestep_worker.checkpoint.model_folder import read_entries
+from surestep_worker.checkpoint.held_weights import HeldWeights, WeightFds
+from surestep_worker.checkpoint.model_folder import fingerprint_of, read_entries
 from surestep_worker.config import WorkerSettings
+from surestep_worker.startup import speculation
 from surestep_worker.startup.build import build_runner
 from surestep_worker.startup.built import Built
 
@@ -26,19 +30,25 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return make_copied_pair(tmp_path / "model", head), head
 
 
-def start(pair: tuple[Path, Path], profile_result: bytes = b"", **settings: Any) -> Built:
+def start(
+    pair: tuple[Path, Path],
+    profile_result: bytes = b"",
+    held: HeldWeights | None = None,
+    **settings: Any,
+) -> Built:
     model, head = pair
-    speculation = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
+    drafts = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
     whole = WorkerSettings(
         model=model,
         device="cpu",
         max_num_seqs=4,
         max_model_len=128,
         kv_cache_memory=0.01,
-        speculative_config=speculation,
+        speculative_config=drafts,
         **settings,
     )
-    return build_runner(whole, profile_result=profile_result)
+    fds = WeightFds(*map(os.dup, held.fds)) if held is not None else None
+    return build_runner(whole, weights=fds, profile_result=profile_result)
 
 
 def tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -94,6 +104,64 @@ def test_a_head_that_works(pair: tuple[Path, Path]) -> None:
     assert facts.check_accepted > 0.2 * facts.check_drafts > 0
     again = start(pair, built.profile_result).facts
     assert (list(again.draft_layers), again.check_drafts) == ([1, 2], facts.check_drafts)
+
+
+@torch.inference_mode()
+def logits(built: Built) -> torch.Tensor:
+    """What the head makes of a few rows, as if they were its output."""
+    head = built.runner.context.model.draft_head
+    assert head is not None
+    return head.logits(torch.randn(3, head.width, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("left", ["nothing", "another head", "a broken head"])
+def test_a_rank_that_follows_reads_no_file_of_the_head(pair: tuple[Path, Path], left: str) -> None:
+    """Its weights outlive the rank as those of the model do."""
+    held = HeldWeights()
+    first = start(pair, held=held)
+    assert held.nbytes > os.fstat(held.fds.model).st_size > 0
+    if left == "nothing":
+        shutil.rmtree(pair[1])
+    elif left == "another head":
+        tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
+    else:
+        cut_short(pair[1])
+    second = start(pair, first.profile_result, held)
+    assert (second.facts.drafter, second.facts.drafter_fault) == ("eagle3", "")
+    assert torch.equal(logits(first), logits(second))
+    held.renew(all_of_it=False)  # keeps what is complete
+    assert torch.equal(logits(first), logits(start(pair, first.profile_result, held)))
+
+
+def test_ranks_with_different_heads_in_memory_look_into_their_folders(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one supervisor was lost, and with it the head as it was before."""
+    held = HeldWeights()
+    first = start(pair, held=held)
+    tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
+    for other, drafter in ((fingerprint_of(pair[1]), "eagle3"), ("0" * 32, "")):
+        monkeypatch.setattr(
+            speculation, "gather_fingerprints", lambda mine, tp, other=other: [mine, other]
+        )
+        second = start(pair, first.profile_result, held)
+        assert second.facts.drafter == drafter
+        if drafter:
+            assert torch.equal(logits(second), -logits(first))
+        else:
+            assert "another rank has another one" in second.facts.drafter_fault
+
+
+def test_a_head_that_is_broken_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:
+    """What was begun of it is not taken for a head by the next rank."""
+    held = HeldWeights()
+    tensors(pair[1], lambda w: w["d2t"].add_(1))
+    first = start(pair, held=held)
+    assert "d2t" in first.facts.drafter_fault
+    assert held.nbytes == os.fstat(held.fds.model).st_size
+    held.renew(all_of_it=False)
+    tensors(pair[1], lambda w: w["d2t"].sub_(1))
+    assert start(pair, b"", held).facts.drafter == "eagle3"
 
 
 def test_layer_numbers_that_are_meant_otherwise(

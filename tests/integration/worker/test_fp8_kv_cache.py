@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from support.parity.bench import (
 from support.parity.cases import NEUTRAL, make_request
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
-from surestep_common.errors import InvalidRequest
+from surestep_kernels import AttentionCase, load_kernels
 from surestep_kernels.mixers.kv_cache import FP8
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_worker.step.runner import Runner
@@ -116,7 +117,11 @@ def test_the_same_memory_holds_as_many_more_blocks(dense: Path) -> None:
     assert narrow.dtype == wide.dtype == "float32"
 
 
-def test_the_c_kernels_refuse_it_when_the_worker_starts(dense: Path) -> None:
-    with pytest.raises(InvalidRequest, match="needs attention_backend torch") as raised:
-        build(dense, attention_backend="auto")
-    assert raised.value.param == "kv_cache_dtype"
+def test_without_a_backend_torch_is_taken_and_told(
+    dense: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(dense, attention_backend="auto")
+    assert "attention: torch, which is much slower: C kernels have no FP8 cache" in caplog.text
+    case = replace(AttentionCase.on("cpu"), cache_dtype=FP8)
+    taken, named = (load_kernels("cpu", attention_backend=b, case=case) for b in ("auto", "torch"))
+    assert taken.paged_attention is named.paged_attention

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.gpt_oss import WINDOW, make_mxfp4_twins, make_tiny_gpt_oss
-from support.parity.stepping import Row, random_prompt, step
+from support.parity.stepping import Row, in_one_group, random_prompt, step
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -52,7 +52,7 @@ class Pair:
 
     def cache(self) -> KVCache:
         """A fresh one, in which whatever was never written is NaN."""
-        kv = KVCache(self.model.kv_spec(BLOCK_SIZE), 40, self.kernels, "cpu")
+        kv = KVCache(in_one_group(self.model.kv_spec(BLOCK_SIZE)), 40, self.kernels, "cpu")
         for layer in kv.layers:
             for pages in layer.pages:
                 pages.fill_(torch.nan)

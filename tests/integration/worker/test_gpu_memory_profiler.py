@@ -82,7 +82,7 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
         kv, recurrent = built.runner.context.caches.kv, built.runner.context.caches.recurrent
         snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
         memory = profiler.report(built.facts.kv_cache_bytes + snapshots)
-        tensors = 2 * kv.spec.num_layers + 1 + (2 * recurrent.spec.num_layers if recurrent else 0)
+        tensors = 2 * len(kv.spec.layers) + 1 + (2 * recurrent.spec.num_layers if recurrent else 0)
         limit, rounding = memory.limit, tensors * PAGE
         assert limit == 100 * MIB
         assert card.reserved <= limit

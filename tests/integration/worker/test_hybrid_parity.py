@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.hybrid import make_tiny_hybrid
-from support.parity.stepping import Row, random_prompt, step
+from support.parity.stepping import Row, in_one_group, random_prompt, step
 from surestep_kernels import load_kernels
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
@@ -52,7 +52,7 @@ class Pair:
         """Fresh ones, in which whatever was never written is NaN."""
         spec = self.model.recurrent_spec()
         assert spec is not None
-        kv = KVCache(self.model.kv_spec(BLOCK_SIZE), 40, self._kernels, "cpu")
+        kv = KVCache(in_one_group(self.model.kv_spec(BLOCK_SIZE)), 40, self._kernels, "cpu")
         recurrent = RecurrentCache(spec, 3, WINDOW, 1, "cpu")
         caches = Caches(kv, recurrent)
         for tensor in (*recurrent.tensors(), *(t for layer in kv.layers for t in layer.pages)):
@@ -88,6 +88,7 @@ def consume(pair: Pair, caches: Caches, ids: list[int], cuts: list[int]) -> Tens
 
 
 @pytest.mark.parametrize("length", range(1, 2 * CHUNK + 2))
+@pytest.mark.rotates(3)
 def test_every_prompt_length_and_cut(pair: Pair, length: int) -> None:
     ids = random_prompt(length)
     whole = consume(pair, pair.caches(), ids, [])

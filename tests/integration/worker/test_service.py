@@ -10,6 +10,7 @@ import grpc
 import pytest
 from support.fakes.done import Done
 from surestep_common import errors, rpc
+from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.host.heartbeat import Heartbeat
@@ -39,6 +40,9 @@ class Recorder:
     def capture_next(self) -> None:
         self.chores.append(threading.current_thread().name)
         self.capture_is_due = False
+
+    def compile(self, grammar: sampling_pb2.Grammar) -> None:
+        """There is nothing to prepare."""
 
     def check_peers(self) -> None:
         """There is no group."""

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support.parity.lifecycle import MODEL, PREFIXES, Lifecycle
-from surestep_common.invariants import LedgerError
+from support.fakes.kinds import MODEL
+from support.parity.lifecycle import PREFIXES, Lifecycle
+from surestep_common.invariants import IntArray, LedgerError
+from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.snapshots import SnapshotCache
-from surestep_scheduler.core.lookup import Lookup
-from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.cache.tables import BlockTable
+from surestep_scheduler.core.lookup import CachedPrefix, Lookup, fresh_blocks
+from surestep_scheduler.core.messages import Extend, GiveBack, Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.core.tables import Tables
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(
@@ -99,6 +103,9 @@ def wishes(rng: random.Random) -> dict[str, Any]:
         (5, "recurrent", True),
         (3, "both", False),
         (4, "both", True),
+        (6, "window", False),
+        (7, "windows alone", True),
+        (8, "window and states", False),
     ],
 )
 def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
@@ -180,9 +187,84 @@ class SnapshotOfAnotherLength(SchedulerState):
 
     def lookup(self, seq: Sequence) -> Lookup:
         found = super().lookup(seq)
-        if len(found.cached) < 2:
+        num_blocks, (table,), snapshot_id = found.cached
+        if num_blocks < 2:
             return found
-        return found._replace(cached=found.cached[:-1], fresh=found.fresh + 1)
+        shorter = BlockTable(table.group, table.first, table.blocks[:-1])
+        cached = CachedPrefix(num_blocks - 1, [shorter], snapshot_id)
+        return found._replace(cached=cached, fresh=[found.num_fresh + 1])
+
+
+class _ShortWindows(KVGroups):
+    """Takes every window for a token shorter than it is."""
+
+    def first_block(self, window: int, length: int) -> int:
+        return super().first_block(window, length + 1)
+
+    def first_blocks(self, window: int, lengths: IntArray) -> IntArray:
+        return super().first_blocks(window, lengths + 1)
+
+
+class _Untold(Tables):
+    """Tells workers of what is given back with the admission only."""
+
+    def changes(self) -> tuple[list[GiveBack], list[Extend]]:
+        new = {tenancy.slot for tenancy in self._changed if not tenancy.tables[0]._told_end}
+        give_backs, extends = super().changes()
+        return [given for given in give_backs if given.slot in new], extends
+
+
+class GivesBackTooEarly(SchedulerState):
+    """Releases a block whose last position the next token still sees."""
+
+    tables_class: type[Tables] = Tables
+
+    def _reset_workers(self) -> None:
+        super()._reset_workers()
+        groups = _ShortWindows(self.limits.kv_windows, self.limits.block_size)
+        self.tables = self.tables_class(groups, self.pool, self.slots)
+
+
+class SecretlyGivesBackTooEarly(GivesBackTooEarly):
+    """The same, without a word to the workers."""
+
+    tables_class = _Untold
+
+    def check(self) -> None:
+        """Leave it to the tokens."""
+
+
+class _Swapped(Tables):
+    def changes(self) -> tuple[list[GiveBack], list[Extend]]:
+        give_backs, extends = super().changes()
+        return give_backs, [extend._replace(group=1 - extend.group) for extend in extends]
+
+
+class TablesOfOtherGroups(SchedulerState):
+    """Tells the workers the block table of one KV group for that of the other."""
+
+    def _reset_workers(self) -> None:
+        super()._reset_workers()
+        self.tables = _Swapped(self.limits.groups, self.pool, self.slots)
+
+
+class HitWithoutWindow(SchedulerState):
+    """Goes on from what the first KV group has, with blocks for the window that hold nothing."""
+
+    def lookup(self, seq: Sequence) -> Lookup:
+        found, limits = super().lookup(seq), self.limits
+        if not limits.enable_prefix_caching or seq.needs_whole_prompt or seq.num_non_finite:
+            return found
+        keys = seq.chain.keys(seq.tokens, 0, (len(seq.tokens) - 1) // limits.block_size)
+        blocks = self.pool.leading(keys)
+        if len(blocks) <= found.cached.num_blocks:
+            return found
+        first = limits.groups.first_block(limits.kv_windows[1], len(blocks) * limits.block_size)
+        tables = [BlockTable(0, 0, blocks), BlockTable(1, first, [])]
+        cached = CachedPrefix(len(blocks), tables, 0)
+        fresh = fresh_blocks(cached, min(len(seq.tokens) + 1, seq.max_len - 1), limits)
+        fresh[1] += len(blocks) - first
+        return Lookup(cached, fresh, found.missing)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +276,10 @@ class SnapshotOfAnotherLength(SchedulerState):
         (StaleDrafterRows, "drafter"),
         (RestoredWithoutHold, "both"),
         (SnapshotOfAnotherLength, "recurrent"),
+        (GivesBackTooEarly, "window"),
+        (SecretlyGivesBackTooEarly, "window"),
+        (TablesOfOtherGroups, "window"),
+        (HitWithoutWindow, "window"),
     ],
 )
 def test_the_simulation_catches(mutant: type[SchedulerState], kind: str) -> None:

@@ -98,8 +98,8 @@ def admit(raw: bytes, state: SchedulerState, number: int) -> tuple[float, int]:
     wire = spend(lambda: to_proto(plan, 1000).SerializeToString())
     assert seq.tenancy is not None
     if not number:  # as if all of it had been computed, so that the next one finds it
-        blocks, full = seq.tenancy.blocks, len(seq.tokens) // BLOCK
-        prefix.publish(state.pool, seq.chain, seq.tokens, blocks, 0, full)
+        tables, full = seq.tenancy.tables, len(seq.tokens) // BLOCK
+        prefix.publish(state.pool, seq.chain, seq.tokens, tables, 0, full)
     else:
         assert seq.tenancy.num_cached == (len(seq.tokens) - 1) // BLOCK * BLOCK
     spend(lambda: state.abort(seq))

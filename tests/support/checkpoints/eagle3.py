@@ -77,11 +77,13 @@ def save_head(
     token_ids: Tensor | None = None,
     layer_ids: Sequence[int] | None = None,
     embedding: Tensor | None = None,
+    own_rows: bool = True,
     **changes: Any,
 ) -> Path:
     """Write a head as `form` does; `layer_ids` count the layers before what is read.
 
-    `token_ids` are the model's ids of the draft vocabulary; `embedding` is the head's own.
+    `token_ids` are the model's ids of the draft vocabulary; `embedding` is the head's own. Without
+    `own_rows` its output head is left out: it is rows of the model's.
     `changes` are made to config.json, where None takes a field out.
     """
     assert form in FORMS
@@ -97,7 +99,7 @@ def save_head(
     if form in ("safeailab", "specforge"):
         tensors = {name.replace("layers.0.", "midlayer."): x for name, x in tensors.items()}
     drafted, vocab = len(tensors["lm_head.weight"]), head.config.vocab_size
-    if token_ids is None and drafted == vocab and form == "modelopt":
+    if not own_rows or (token_ids is None and drafted == vocab and form == "modelopt"):
         del tensors["lm_head.weight"]  # shared with the model
     if token_ids is not None:
         tensors["d2t"] = token_ids - torch.arange(drafted)

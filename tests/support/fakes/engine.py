@@ -8,27 +8,24 @@ tokens, and a shadow table of page owners names the culprit first.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import blake2b
 
 import numpy as np
+from support.fakes.columns import check_result, column, rows_of
 from support.fakes.model import ROOT, Drafter, FakeModel, StatusOf, advance, pooled, ragged
-from support.fakes.state import DrafterRows, RecurrentStates, Slot, arms_of
+from support.fakes.state import DrafterRows, RecurrentStates, Slot, add_logprob, arms_of
 from surestep_common.invariants import (
     DECODE,
     POOL,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
-    IntArray,
     check_step,
 )
 from surestep_common.plan_rows import (
     KnownSlots,
-    PlanRows,
-    ResultRows,
     check_plan_rows,
-    check_result_rows,
 )
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
@@ -65,7 +62,8 @@ class FakeEngine:
         ]
         self._drafter_rows = DrafterRows(self.model, self._kv_at)
         self._states = RecurrentStates(self.model)
-        self._owner: dict[int, tuple[int, int]] = {}  # block -> the tenancy that may write it
+        # The tenancy, and the KV group, that may write a block.
+        self._owner: dict[int, tuple[int, int, int]] = {}
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         """Run one step."""
@@ -74,6 +72,7 @@ class FakeEngine:
         self.step = plan.step
         self._free(plan)
         self._admit(plan)
+        self._give_back(plan)
         self._extend(plan)
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self.rank)
         assert len(set(plan.slot)) == len(plan.slot), "two rows for a slot"
@@ -100,43 +99,56 @@ class FakeEngine:
             assert admission.num_cached < len(admission.token_ids)
             self._slot_epochs[admission.slot] = admission.slot_epoch
             slot = Slot(admission, list(admission.token_ids), admission.num_cached)
+            slot.tables = [[] for _ in self.model.kv_windows]
             self._drafter_rows.admit(slot)
             self._states.admit(slot)
             self.slots[admission.slot] = slot
 
+    def _give_back(self, plan: pb.StepPlan) -> None:
+        columns = plan.release_slots, plan.release_groups, plan.release_counts
+        for index, group, count in zip(*columns, strict=True):
+            slot, table = self.slots[index], self.slots[index].tables[group]
+            first = next((entry for entry, block in enumerate(table) if block), len(table)) + count
+            table[:first] = [0] * first
+            seen = slot.length + 1 - self.model.kv_windows[group]  # by the next token
+            assert 0 < first * self.model.block_size <= seen, f"{slot.tenancy} gives back too much"
+            assert self.model.kv_windows[group]
+
     def _extend(self, plan: pb.StepPlan) -> None:
-        start = 0
-        for index, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
+        start, groups = 0, plan.extend_groups or [0] * len(plan.extend_slots)
+        for index, group, count in zip(plan.extend_slots, groups, plan.extend_counts, strict=True):
             for block in plan.block_ids[start : start + count]:
-                self._append(self.slots[index], block)
+                self._append(self.slots[index], group, block)
             start += count
 
-    def _append(self, slot: Slot, block: int) -> None:
+    def _append(self, slot: Slot, group: int, block: int) -> None:
         assert 0 < block < self.model.num_blocks
-        if len(slot.blocks) * self.model.block_size >= slot.admission.num_cached:
-            holders = [s.tenancy for s in self.slots.values() if block in s.blocks]
+        table = slot.tables[group]
+        if len(table) * self.model.block_size >= slot.admission.num_cached:
+            tables = [(s.tenancy, t) for s in self.slots.values() for t in s.tables]
+            holders = [tenancy for tenancy, t in tables if block in t]
             assert not holders, f"block {block} for {slot.tenancy} is still held by {holders}"
-            self._owner[block] = slot.tenancy
+            self._owner[block] = (*slot.tenancy, group)
             self._kv[block] = [None] * self.model.block_size
             self._drafter_rows.clear(block)
-        slot.blocks.append(block)
+        table.append(block)
 
     def _check_rows(self, plan: pb.StepPlan) -> None:
         slots = [self.slots[index] for index in plan.slot]
         assert [slot.admission.slot_epoch for slot in slots] == list(plan.slot_epoch)
         logged = zip(slots, plan.accepted_step, strict=True)
         known = KnownSlots(
-            length=_column(slot.length for slot in slots),
-            capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
-            prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
-            max_len=_column(slot.admission.max_len for slot in slots),
-            prompt_len=_column(slot.admission.prompt_len for slot in slots),
+            length=column(slot.length for slot in slots),
+            capacity=column(min(map(len, slot.tables)) * self.model.block_size for slot in slots),
+            prefill_len=column(len(slot.admission.token_ids) for slot in slots),
+            max_len=column(slot.admission.max_len for slot in slots),
+            prompt_len=column(slot.admission.prompt_len for slot in slots),
             pools=np.array([slot.admission.pooling > 0 for slot in slots]),
-            logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
-            last_step=_column(slot.last_step for slot in slots),
+            logged_accepted=column(slot.log.get(step, -1) for slot, step in logged),
+            last_step=column(slot.last_step for slot in slots),
             prompt_chunk=self.model.prompt_chunk,
         )
-        check_plan_rows(_rows(plan), known)
+        check_plan_rows(rows_of(plan), known)
 
     def _try_drafter(self, plan: pb.StepPlan, result: pb.StepResult) -> None:
         assert plan.drafter_faults <= self._drafter_faults
@@ -162,7 +174,7 @@ class FakeEngine:
         if stop is not None:
             emitted = emitted[: stop + 1]
         counts = len(drafts), accepted, len(emitted)
-        slot.length += _check_result(
+        slot.length += check_result(
             plan, row, counts, ok=status == pb.OK, committed=before, stopped=stop is not None
         )
         if mode in (PREFILL, PREFILL_LAST, POOL):
@@ -182,7 +194,7 @@ class FakeEngine:
         result.token_ids.extend(emitted)
         if slot.admission.sampling.want_logprobs:
             for token in emitted:
-                _add_logprob(result.logprobs, row, token, slot.admission.sampling.num_top_logprobs)
+                add_logprob(result.logprobs, row, token, slot.admission.sampling.num_top_logprobs)
 
     def _window(
         self,
@@ -204,7 +216,7 @@ class FakeEngine:
                 end = min(start + num_tokens + 1, slot.admission.prompt_len)
                 for token in slot.tokens[start + 1 : end]:
                     num_top = sampling.num_top_prompt_logprobs
-                    _add_logprob(result.prompt_logprobs, row, token, num_top)
+                    add_logprob(result.prompt_logprobs, row, token, num_top)
         else:
             assert start + 1 == len(slot.tokens), "decode before the prompt is consumed"
             inputs = [slot.tokens[start], *drafts]
@@ -228,24 +240,27 @@ class FakeEngine:
                 break
         return emitted, pb.OK
 
-    def _kv_at(self, slot: Slot, position: int) -> int | None:
+    def _kv_at(self, slot: Slot, position: int, group: int = 0) -> int | None:
         size = self.model.block_size
-        return self._kv[slot.blocks[position // size]][position % size]
+        return self._kv[slot.tables[group][position // size]][position % size]
 
     def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
-        """Write KV for `inputs` at positions start.., reading everything before them."""
+        """Write KV for `inputs` at positions start.., reading all that is seen of those before."""
         size, state, states = self.model.block_size, ROOT, list[int]()
-        tokens = self.model.mark([*slot.tokens[:start], *inputs], slot.admission.prompt_len)
+        tokens, windows = [*slot.tokens[:start], *inputs], self.model.kv_windows
+        tokens = self.model.mark(tokens, slot.admission.prompt_len)
         for position, token in enumerate(tokens[:start]):
-            expected = advance(state, token)
-            stored = self._kv_at(slot, position)
-            assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
-            state = stored
-        for position, token in enumerate(tokens[start:], start):
-            block = slot.blocks[position // size]
-            assert self._owner.get(block) == slot.tenancy, f"{slot.tenancy} writes block {block}"
             state = advance(state, token)
-            self._kv[block][position % size] = state
+            for group, window in enumerate(windows):
+                if not window or position > start - window:
+                    stored = self._kv_at(slot, position, group)
+                    assert stored == state ^ group, f"{slot.tenancy} reads foreign KV at {position}"
+        for position, token in enumerate(tokens[start:], start):
+            state = advance(state, token)
+            for group, table in enumerate(slot.tables):
+                block, writer = table[position // size], (*slot.tenancy, group)
+                assert self._owner.get(block) == writer, f"{writer} writes block {block}"
+                self._kv[block][position % size] = state ^ group
             states.append(state)
         return states
 
@@ -264,35 +279,3 @@ class FakeEngine:
     def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
         epoch, step, digest = result.epoch, result.step, result.digest
         return pb.StepResult(epoch=epoch, step=step, rank=self.rank, digest=digest)
-
-
-def _column(values: Iterable[int]) -> IntArray:
-    return np.array(list(values), dtype=np.int64)
-
-
-def _rows(plan: pb.StepPlan) -> PlanRows:
-    return PlanRows(**{name: _column(getattr(plan, name)) for name in PlanRows.names()})
-
-
-def _check_result(
-    plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
-) -> int:
-    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
-    before, drafts, accepted, emitted = (_column([n]) for n in (committed, *counts))
-    no = np.array([False])
-    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, drafter_len=before)
-    planned = PlanRows(**{name: column[row : row + 1] for name, column in _rows(plan).columns()})
-    advance = check_result_rows(
-        planned, result, committed=before, ends_with_stop=np.array([stopped])
-    )
-    return int(advance[0])
-
-
-def _add_logprob(columns: sampling_pb2.LogprobColumns, row: int, token: int, num_top: int) -> None:
-    columns.row.append(row)
-    columns.token_id.append(token)
-    columns.logprob.append(-0.5 - token % 7)
-    columns.rank.append(1)
-    columns.num_top.append(num_top)
-    columns.top_token_ids.extend(range(num_top))
-    columns.top_logprobs.extend([-0.5] * num_top)

@@ -44,6 +44,7 @@ class FakeLoop:
             "num_slots": model.num_slots,
             "num_blocks": model.num_blocks,
             "block_size": model.block_size,
+            "kv_windows": model.kv_windows,
             "max_model_len": model.max_model_len,
             "vocab_size": model.vocab_size,
             "max_num_batched_tokens": model.max_step_tokens,

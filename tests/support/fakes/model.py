@@ -38,6 +38,7 @@ class FakeModel:
     num_slots: int = 16
     num_blocks: int = 128
     block_size: int = 4
+    kv_windows: tuple[int, ...] = (0,)  # by KV group; 0 = all positions are seen
     max_model_len: int = 128
     max_step_tokens: int = 256
     max_draft_tokens: int = 3

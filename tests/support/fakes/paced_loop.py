@@ -127,6 +127,7 @@ class PacedLoop:
                 n_accepted=accepted,
                 n_emitted=emitted,
                 drafter_len=np.zeros(count, dtype=np.int64),
+                n_forced=np.zeros(count, dtype=np.int64),
             ),
             token_ids=np.full(int(emitted.sum()), 7, dtype=np.uint32),
             snapshot_ids_taken=np.zeros(0, dtype=np.int64),
@@ -136,4 +137,5 @@ class PacedLoop:
             logprobs={},
             prompt_logprobs={},
             pooled={},
+            grammar_faults={},
         )

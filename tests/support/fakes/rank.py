@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from support.fakes.done import Done
 from surestep_common.errors import InvalidRequest
-from surestep_proto import supervisor_pb2
+from surestep_proto import sampling_pb2, supervisor_pb2
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
@@ -50,6 +50,9 @@ class Runner:
         pass
 
     def capture_next(self) -> None: ...
+
+    def compile(self, grammar: sampling_pb2.Grammar) -> None:
+        pass
 
     def check_peers(self) -> None:
         pass
@@ -81,8 +84,9 @@ def refuse(orders: Path) -> None:
 
 def build_as(loading: str, orders: Path) -> Build:
     def build(
-        settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, profile_result: bytes
+        settings: WorkerSettings, heartbeat: Heartbeat, fds: WeightFds, profile_result: bytes
     ) -> BuiltRank:
+        weights_fd = fds.model
         heartbeat.progress(supervisor_pb2.LOADING)
         refuse(orders)
         facts = pb.WorkerInfo(weight_bytes=0, model_path=profile_result.decode())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from support.fakes.model import ROOT, FakeModel, advance
+from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
 KvAt = Callable[["Slot", int], "int | None"]  # what the blocks hold for a position
@@ -21,7 +22,7 @@ class Slot:
     admission: pb.Admission
     tokens: list[int]  # known
     length: int  # committed
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)  # by KV group; 0 = given back
     log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
     last_step: int = 0
     status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
@@ -81,7 +82,7 @@ class DrafterRows:
 
     def _place(self, slot: Slot, position: int) -> tuple[int, int]:
         size = self._model.block_size
-        return slot.blocks[position // size], position % size
+        return slot.tables[0][position // size], position % size
 
 
 class RecurrentStates:
@@ -134,3 +135,13 @@ def arms_of(plan: pb.StepPlan, slot: int) -> list[tuple[int, int]]:
     """(length, id) of the snapshots that a plan arms for a slot."""
     columns = zip(plan.snapshot_slots, plan.snapshot_lens, plan.snapshot_ids, strict=True)
     return [(length, snapshot) for requested, length, snapshot in columns if requested == slot]
+
+
+def add_logprob(columns: sampling_pb2.LogprobColumns, row: int, token: int, num_top: int) -> None:
+    columns.row.append(row)
+    columns.token_id.append(token)
+    columns.logprob.append(-0.5 - token % 7)
+    columns.rank.append(1)
+    columns.num_top.append(num_top)
+    columns.top_token_ids.extend(range(num_top))
+    columns.top_logprobs.extend([-0.5] * num_top)

@@ -96,6 +96,7 @@ class FakeWorker(WorkerServicer):
             num_slots=model.num_slots,
             num_blocks=model.num_blocks,
             block_size=model.block_size,
+            kv_windows=model.kv_windows,
             max_step_tokens=model.max_step_tokens,
             drafter="fake" if model.max_draft_tokens else "",
             max_draft_tokens=model.max_draft_tokens,

@@ -42,16 +42,28 @@ class Fault:
 
 
 SETUPS = tuple(Setup(*pair) for pair in itertools.product(("none", "ngram", "mtp"), (1, 2)))
+_FIRST = ("none-tp1", "ngram-tp2", "mtp-tp1")  # in shares of even numbers; the others in odd ones
 _DRAFTING = ("ngram", "mtp")
 
 
+def turn_of(setup: str) -> int:
+    """Half of the setups take turns with the other half: a run starts three servers."""
+    return 0 if setup in _FIRST else 1
+
+
 def cases(share: int | None) -> Iterator[tuple[Setup, Fault]]:
-    """What to run, setup by setup: each fault once, in the setup whose turn it is, or everywhere."""
+    """What to run, setup by setup: each fault of this half once, or all of them everywhere."""
     for setup, fault in itertools.product(SETUPS, FAULTS):
-        turn = fault.setups[share % len(fault.setups)] if share is not None else None
-        chosen = turn is None or str(setup) == turn
+        chosen = share is None or str(setup) == _setup_of(fault, share)
         if chosen and setup.speculation in fault.drafters and not fault.waits_for:
             yield setup, fault
+
+
+def _setup_of(fault: Fault, share: int) -> str | None:
+    """Where a fault is met in this share; None if it is the turn of other setups."""
+    half, times = share % 2, share // 2
+    setups = [setup for setup in fault.setups if turn_of(setup) == half]
+    return setups[times % len(setups)] if setups else None
 
 
 def shown(fault: Fault, before: Facts, after: Facts) -> bool:
@@ -136,7 +148,7 @@ _ERROR = "worker_error", "connection"  # the stream of a failed step may be seen
 FAULTS = (
     Fault(
         *("rank-killed", _signal(signal.SIGKILL), rank_replaced, 20),
-        setups=("none-tp1", "ngram-tp2"),
+        setups=("none-tp1", "ngram-tp1", "ngram-tp2", "mtp-tp2"),
         causes=_EXIT,
     ),
     Fault(
@@ -220,7 +232,7 @@ FAULTS = (
     Fault("result-of-another-epoch", _order("result", "stale"), anything, 20, ("ngram-tp1",)),
     Fault(
         *("scheduler-killed", _signal_scheduler(signal.SIGKILL), scheduler_replaced, 20),
-        setups=("none-tp1", "ngram-tp2", "mtp-tp1"),
+        setups=("none-tp1", "none-tp2", "ngram-tp2", "mtp-tp1"),
     ),
     Fault(
         *("scheduler-stopped", _signal_scheduler(signal.SIGSTOP), anything, 30),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.faults.cases import SETUPS, Setup
+from support.faults.cases import SETUPS, Setup, turn_of
 
 _HYBRID = Path(__file__).parents[2] / "data" / "tiny-hybrid"
 _SPECULATION = {
@@ -33,7 +33,10 @@ def model(setup: Setup, folder: Path) -> Path:
 
 
 def served_by(setups: Iterable[str]) -> pytest.MarkDecorator:
-    """The test runs against the servers of these setups."""
+    """The test runs against the servers of these setups, each where the share has its faults."""
     named = {str(setup): setup for setup in SETUPS}
-    params = [pytest.param(named[name], id=name) for name in setups]
+    params = [
+        pytest.param(named[name], id=name, marks=pytest.mark.rotates(2, turn=turn_of(name)))
+        for name in setups
+    ]
     return pytest.mark.parametrize("served", params, indirect=True, scope="session")

@@ -55,6 +55,11 @@ def _fewer(sizes: Sizes, *, full: bool) -> Sizes:
     experts = sizes.experts
     if experts is not None:  # of weights in memory
         experts = experts._replace(experts=min(experts.experts, 8), rows=(1, 8) if full else (1,))
+    sinks, draft = sizes.sinks, sizes.draft
+    if sinks is not None:
+        sinks = sinks._replace(batches=sinks.batches[:1], contexts=sinks.contexts[-1:])
+    if draft is not None:
+        draft = draft._replace(rows=(draft.rows[0], draft.rows[-1]))
     rows, batches = ((1, 4, 64, 512), (1, 64)) if full else ((1, 512), (1,))
     return sizes._replace(
         rows=tuple(m for m in sizes.rows if m in rows) if sizes is not TINY else sizes.rows,
@@ -63,6 +68,8 @@ def _fewer(sizes: Sizes, *, full: bool) -> Sizes:
         contexts=sizes.contexts[:1],
         sampled=sizes.sampled[:1],
         experts=experts,
+        sinks=sinks,
+        draft=draft,
     )
 
 

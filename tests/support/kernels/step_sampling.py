@@ -72,7 +72,7 @@ def verify(
     )
     tokens = torch.zeros(num + 1, k + 2).int()
     counters = (torch.zeros(num + 1).int() for _ in range(4))
-    state = SlotState(tokens, torch.zeros(num + 1, 1).int(), *counters)
+    state = SlotState(tokens, torch.zeros(1, num + 1, 1).int(), *counters)
     stops: StopIds = Rows(slot, slot, tokens).sampling(table).stops
     proposed = DraftIds(drafts.int(), counts.int())
     return Report.of(OPS.commit_step(rows, proposed, chosen, stops, state))

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from support.checkpoints.copied_head import make_copied_pair
 from support.checkpoints.eagle3 import make_reference, save_head
-from support.checkpoints.gpt_oss import make_tiny_gpt_oss
+from support.checkpoints.gpt_oss import make_mxfp4_twins, make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
-from support.parity.cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
+from support.parity.cases import EOS, TOTAL_LEN, VOCAB, Probe, make_requests, strangers
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
 from support.parity.poison import poison_idle
@@ -45,6 +45,7 @@ class Neighbours:
     num_strangers: int = 0
     step_tokens: int = 64  # max_num_batched_tokens
     num_sequences: int | None = None  # at full length, for which there are KV blocks; None = all
+    num_blocks: int | None = None  # or as many as this, the NULL block included
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,30 @@ def make_eagle3_gpt_oss(folder: Path) -> None:
     _add_random_head(folder, window=5)
 
 
-def _add_random_head(folder: Path, window: int | None = None) -> None:
-    ids = torch.arange(10, VOCAB)
-    head = make_reference(folder, draft_vocab=len(ids), window=window)
-    save_head(folder / HEAD, head, form="speculators", token_ids=ids, layer_ids=(1, 2, 4))
+def _add_random_head(
+    folder: Path, window: int | None = None, layer_ids: Sequence[int] = (1, 2, 4)
+) -> None:
+    ids, captured = torch.arange(10, VOCAB), len(layer_ids)
+    head = make_reference(folder, num_captured=captured, draft_vocab=len(ids), window=window)
+    save_head(folder / HEAD, head, form="speculators", token_ids=ids, layer_ids=layer_ids)
 
 
 def make_gpt_oss(folder: Path) -> None:
     """The checkpoint of the gpt-oss matrix: two layers with a window of 8 tokens, two without."""
     make_tiny_gpt_oss(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+
+
+def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
+    """The least that has all of gpt-oss, a layer of either kind, and a head of random weights."""
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    twins = make_mxfp4_twins(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7, **sizes)
+    made = twins.quantized if mxfp4 else twins.plain
+    _add_random_head(made, window=5, layer_ids=(1, 2))
+    return made
 
 
 def load(folder: Path, tp: TensorParallel) -> Model:
@@ -129,13 +145,19 @@ def build_runner(
     drafter: str,
     k: int,
     step_ops: StepOps | None = None,
+    folder: Path | None = None,
 ) -> Built:
-    """A fresh runner around the model; with ops, as on a device that they are of."""
+    """A fresh runner around the model; with ops, as on a device that they are of.
+
+    The tokenizer in `folder`, if there is one, is that of its grammars.
+    """
     kernels = load_kernels("cpu")
     if step_ops is not None:
         kernels = replace(kernels, step=step_ops)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
+    blocks = neighbours.num_blocks or blocks
     settings = WorkerSettings(
+        model=folder,
         max_num_seqs=neighbours.num_slots,
         max_model_len=neighbours.max_model_len,
         block_size=BLOCK_SIZE,
@@ -148,14 +170,19 @@ def build_runner(
 class ParityBench:
     """A model, the requests of the matrix, and what they answer alone without speculation."""
 
-    def __init__(self, folder: Path, make: Callable[[Path], None] = make_model) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[Path], None] = make_model,
+        requests: Callable[[Probe], list[Request]] = make_requests,
+    ) -> None:
         make(folder)
         self.folder = folder
         self._tp = TensorParallel()
         self._model = load(folder, self._tp)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.captured = 0, 0  # of the latest runner
-        self.requests = make_requests(self._probe)
+        self.requests = requests(self._probe)
         self.expected = self._alone(self.requests)
 
     @property
@@ -191,7 +218,7 @@ class ParityBench:
     ) -> dict[str, Answer]:
         """Answers of any requests by a fresh runner."""
         ops = conditions.step_ops
-        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
+        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops, self.folder)
         step = step_of(built.runner)
         if conditions.graphs or conditions.late:
             built.runner.prepare()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import pytest
+from surestep_common.invariants import IntArray
+from surestep_common.kv_groups import KVGroups
+from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.layers.attention import Attention
 from torch import Tensor
 
@@ -69,3 +72,29 @@ def sinks_of_other_heads(patch: pytest.MonkeyPatch) -> None:
 def scaled_sinks(patch: pytest.MonkeyPatch) -> None:
     """Sinks are logits as they are: only products of queries and keys are scaled."""
     _change(patch, sinks=lambda sinks: sinks / 4)
+
+
+@_mutant
+def pages_of_the_other_group(patch: pytest.MonkeyPatch) -> None:
+    """Layers with a window use the block table of those without, and the other way round."""
+    original = KVCache.layer
+
+    def swapped(self: KVCache, number: int, groups: Sequence[Any]) -> Any:
+        return original(self, number, groups[::-1])
+
+    patch.setattr(KVCache, "layer", swapped)
+
+
+@_mutant
+def blocks_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Scheduler and workers agree to give each block back while all of it is still seen."""
+    first_block, first_blocks = KVGroups.first_block, KVGroups.first_blocks
+
+    def early(self: KVGroups, window: int, length: int) -> int:
+        return first_block(self, window, length + self.block_size)
+
+    def all_early(self: KVGroups, window: int, lengths: IntArray) -> IntArray:
+        return first_blocks(self, window, lengths + self.block_size)
+
+    patch.setattr(KVGroups, "first_block", early)
+    patch.setattr(KVGroups, "first_blocks", all_early)

@@ -8,7 +8,6 @@ each request must have exactly the tokens of a direct evaluation of the model.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.clients.vector_requests import for_a_vector
 from support.fakes.engine import FakeEngine
+from support.fakes.kinds import KINDS, MODEL
 from support.fakes.model import FakeModel
 from support.parity.reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
@@ -31,27 +31,8 @@ from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
 
-MODEL = FakeModel(
-    vocab_size=13,
-    num_slots=4,
-    num_blocks=16,
-    block_size=3,
-    max_model_len=40,
-    max_step_tokens=24,
-    max_draft_tokens=3,
-)
 PREFIXES = [[], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]]
 TOKENS = st.integers(0, MODEL.vocab_size - 1)
-
-
-KINDS = {
-    "stateless": MODEL,
-    "drafter": replace(MODEL, drafter_has_state=True),
-    "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
-    "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
-    "in chunks": replace(MODEL, recurrent=True, num_snapshots=5, prompt_chunk=4),
-    "no snapshots": replace(MODEL, drafter_has_state=True, recurrent=True),
-}
 
 
 # A draft pays in small steps only.
@@ -68,7 +49,8 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         prompt_chunk=model.prompt_chunk,
         snapshot_interval=MODEL.block_size,
         num_slots=MODEL.num_slots,
-        num_blocks=MODEL.num_blocks,
+        num_blocks=model.num_blocks,
+        kv_windows=model.kv_windows,
         block_size=MODEL.block_size,
         max_model_len=MODEL.max_model_len,
         vocab_size=MODEL.vocab_size,

@@ -14,15 +14,21 @@ def check_reuse(state: SchedulerState, plan: Plan) -> None:
 
 def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
     """Invariant 8. The model worker cannot see it: it runs one step after the other."""
-    cached = {t.slot: t.num_cached // state.limits.block_size for t in plan.admissions}
+    size = state.limits.block_size
+    cached = {
+        (t.slot, table.group): max(t.num_cached // size - table.first, 0)
+        for t in plan.admissions
+        for table in t.tables
+    }
+    admitted = {t.slot for t in plan.admissions}
     given = {
         block: extend.slot
         for extend in plan.extends
-        for block in extend.blocks[cached.get(extend.slot, 0) :]
+        for block in extend.blocks[cached.get((extend.slot, extend.group), 0) :]
     }
     for earlier in state.in_flight:
         for tenancy in earlier.tenancies if earlier is not plan else ():
-            assert tenancy.slot not in cached, "slot is still in use"
+            assert tenancy.slot not in admitted, "slot is still in use"
             foreign = [block for block in tenancy.blocks if block in given]
             running = state.slots.open[tenancy.slot]
             assert all(running and given[block] == tenancy.slot for block in foreign)

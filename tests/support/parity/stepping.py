@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
 from surestep_worker.cache.caches import Caches
-from surestep_worker.cache.kv_cache import KVCache
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.cache.kv_cache import KVCache, KVSpec
+from surestep_worker.layers.batch import GroupPages, StepBatch
 from surestep_worker.models import Model
 from torch import Tensor
 
@@ -38,17 +39,17 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
     counts = torch.tensor([0, *(len(row.tokens) for row in rows)])
     width = max(len(row.blocks) for row in rows)
     tables = [[*row.blocks, *[NULL_BLOCK] * (width - len(row.blocks))] for row in rows]
+    attention = AttentionRows(
+        torch.tensor(tables, dtype=torch.int32),
+        torch.arange(len(rows)),
+        counts.cumsum(0).to(torch.int32),
+        _column(row.start for row in rows),
+        max_tokens=int(counts.max()),
+    )
     return StepBatch(
         token_ids=torch.tensor([token for row in rows for token in row.tokens]),
         positions=torch.tensor([p for span in positions for p in span]),
-        rows=AttentionRows(
-            torch.tensor(tables, dtype=torch.int32),
-            torch.arange(len(rows)),
-            counts.cumsum(0).to(torch.int32),
-            _column(row.start for row in rows),
-            max_tokens=int(counts.max()),
-        ),
-        kv_slots=torch.tensor(kv_slots),
+        groups=(GroupPages(attention, torch.tensor(kv_slots)),),
         hidden_index=torch.arange(int(counts.sum())),
         recurrent=RecurrentRows(
             slots=torch.tensor([row.slot for row in rows]),
@@ -62,6 +63,11 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
             max_tokens=int(counts.max()),
         ),
     )
+
+
+def in_one_group(spec: KVSpec) -> KVSpec:
+    """The same cache, but that layers with windows keep their pages too."""
+    return replace(spec, windows=(0,) * len(spec.windows))
 
 
 def random_prompt(length: int, seed: int = 3) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
-from support.parity.bench import BLOCK_SIZE, Neighbours
+from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours
 from surestep_kernels.attention_backends import choose_attention
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.mixers.attention_case import AttentionCase
@@ -17,6 +17,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup.build import assemble
 from surestep_worker.startup.built import Built
+from surestep_worker.startup.speculation import attach_draft_head
 from surestep_worker.step import step
 from surestep_worker.step.graphs import Graphs
 from surestep_worker.step.runner import Runner
@@ -41,12 +42,13 @@ def triton_kernels() -> KernelSet:
 def build_triton_engine(
     folder: Path, tp: TensorParallel, where: Neighbours, drafter: str, k: int
 ) -> Built:
-    """A runner whose every op is Triton's."""
+    """A runner whose every op is Triton's, with the draft head that the drafter needs."""
     kernels = triton_kernels()
     source, mtp = ModelSource(folder), drafter == "mtp"
     model = load_model(
         source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, draft_head=mtp
     )
+    speculation = {"method": drafter, "num_speculative_tokens": k, "model": str(folder / HEAD)}
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,
@@ -54,8 +56,9 @@ def build_triton_engine(
         max_num_batched_tokens=where.step_tokens,
         block_size=BLOCK_SIZE,
         kv_cache_memory=0.01,
-        speculative_config={"method": drafter, "num_speculative_tokens": k},
+        speculative_config=speculation,
     )
+    assert not attach_draft_head(settings, model, tp, kernels)
     return assemble(settings, model, tp, kernels)
 
 

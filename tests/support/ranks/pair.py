@@ -70,7 +70,7 @@ def build(rank: int, setup: RankSetup) -> Built:
         return build_triton_engine(setup.folder, tp, *what)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
     ops = None if setup.steps == "cpu" else STEP_REFERENCE
-    return build_runner(load(setup.folder, tp), tp, *what, ops)
+    return build_runner(load(setup.folder, tp), tp, *what, ops, setup.folder)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.parity.stepping import Row, pack
+from support.parity.stepping import Row, in_one_group, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
 from surestep_kernels.step.fingerprint import row_fingerprints
@@ -76,7 +76,10 @@ def run_steps(
         kernels=kernels,
         expert_parallel=path.name.endswith("expert-parallel"),
     )
-    kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
+    kv, spec = (
+        KVCache(in_one_group(model.kv_spec(BLOCK_SIZE)), 5, kernels, "cpu"),
+        model.recurrent_spec(),
+    )
     caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)
     hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {

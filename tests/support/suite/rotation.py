@@ -1,9 +1,13 @@
-"""Large matrices in shares: each commit runs one share of their cases, and in turn all are run.
+"""What takes long in shares: each commit runs one share of it, and in turn all of it is run.
 
     @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
 
 runs those cases whose id holds one of `always`, and a quarter of the others. Which quarter follows
 from the number of the commit, so that a run can be repeated and four commits run every case.
+
+    pytestmark = pytest.mark.rotates(3, turn=1)
+
+runs a test, or all tests of a module, whole in every third share: 1, 4, 7 and so on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settle which share it is; the workers of pytest-xdist are told by their options."""
-    config.addinivalue_line("markers", "rotates(one_in, always=()): run a share of the cases")
+    what = "rotates(one_in, always=(), turn=None): run a share of the cases, or all in its turn"
+    config.addinivalue_line("markers", what)
     if config.option.share is None:
         config.option.share = commits(config.rootpath)
 
@@ -45,15 +50,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of other shares, but none that is named on the command line."""
+    """Leave out what is of other shares, but no case, and no file with a turn, that is named."""
     if config.option.full:
         return
-    named = [argument for argument in config.args if argument.endswith("]")]
-    matrices = defaultdict(list)
+    share, left_out, matrices = config.option.share, set[pytest.Item](), defaultdict(list)
     for item in items:
-        if item.get_closest_marker("rotates") and not any(a.endswith(item.nodeid) for a in named):
+        if (mark := item.get_closest_marker("rotates")) is None:
+            continue
+        takes_turns = "turn" in mark.kwargs
+        name = item.nodeid.partition("::")[0] if takes_turns else item.nodeid
+        if any(name in argument for argument in config.args):
+            continue
+        if not takes_turns:
             matrices[item.nodeid.partition("[")[0]].append(item)
-    left_out = {item for cases in matrices.values() for item in _others(cases, config.option.share)}
+        elif not has_turn(share, *mark.args, **mark.kwargs):
+            left_out.add(item)
+    left_out.update(item for cases in matrices.values() for item in _others(cases, share))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -66,6 +78,18 @@ def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:
     ids = [case.nodeid.partition("[")[2][:-1] for case in cases]
     chosen = share_of(ids, share, *mark.args, **mark.kwargs)
     return (case for case, name in zip(cases, ids, strict=True) if name not in chosen)
+
+
+def in_turn(name: str, one_in: int) -> pytest.MarkDecorator:
+    """Return the mark that gives a test a turn by its name, for many tests that take as long."""
+    digest = sha256(name.encode()).digest()
+    return pytest.mark.rotates(one_in, turn=int.from_bytes(digest[:4]) % one_in)
+
+
+def has_turn(share: int, one_in: int, turn: int) -> bool:
+    """Return whether it is the turn of what runs whole in one share of so many."""
+    assert 0 <= turn < one_in, f"turn {turn} of {one_in} never comes"
+    return share % one_in == turn
 
 
 def share_of(ids: Sequence[str], share: int, one_in: int, always: tuple[str, ...] = ()) -> set[str]:

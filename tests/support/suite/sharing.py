@@ -1,4 +1,4 @@
-"""How pytest-xdist shares the tests out when those of one server of the fault suite stay together."""
+"""How pytest-xdist shares the tests out when those of one server, or of one model, stay together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
-# Each has one server at most, or compiles once.
+# Each has one server at most, compiles once, or makes models that all its tests read.
 _MODULE = re.compile(
-    r"tests/(?:abuse|clients|e2e|kernels(?=/test_(?:build|prebuilt)))/test_\w+\.py"
+    r"tests/(?:abuse|clients|e2e|integration/(?:parity|worker)|kernels(?=/test_(?:build|prebuilt)))"
+    r"/test_\w+\.py"
 )
 
 
 class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # published without types
-    """One test after the other, but the tests of one server in one worker, which starts it once."""
+    """One test after the other, but those of one server or model in one worker: made once."""
 
     def _split_scope(self, nodeid: str) -> str:
         if (server := _SERVER.search(nodeid)) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from rich.console import Console
 from surestep_cli.commands import fetch
 from surestep_cli.main import Serve
@@ -183,6 +184,31 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "*.safetensors" not in asked["some/tokenizer"]["allow_patterns"]
 
 
+def test_weights_of_another_layout_are_left_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpt-oss has them twice more: 61 GiB each of the larger model."""
+    asked = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked[model] = options
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    wanted = [
+        *("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"),
+        *("model-00000-of-00002.safetensors", "model.safetensors.index.json"),
+        *("modules.json", "1_Pooling/config.json"),  # of an embedding model
+    ]
+    others = [
+        *("original/model--00001-of-00007.safetensors", "metal/model.bin", "LICENSE"),
+        *("onnx/model.safetensors", "a/b/model.safetensors", "pytorch_model.bin"),
+    ]
+    resolve("owner/name", QUIET)
+    patterns = {name: asked["owner/name"][name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*others, *wanted], **patterns)) == wanted
+
+
 def test_a_tokenizer_that_is_none(folder: Path) -> None:
     with pytest.raises(NotFound, match=r"holds no tokenizer\.json"):
         resolve_tokenizer(str(folder), QUIET)
@@ -211,10 +237,10 @@ def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     flags = ["--revision", "v1", "--tokenizer-revision", "v2"]
-    _, tokenizer = fetch_all(Serve.load(["some/model", *flags]), QUIET)
+    _, _, tokenizer = fetch_all(Serve.load(["some/model", *flags]), QUIET)
     assert (asked, tokenizer) == ([("some/model", "v1"), ("some/model", "v2")], tmp_path)
     told = Console(file=io.StringIO(), width=200)
-    assert fetch_all(Serve.load([str(folder), *flags]), told) == (("my-model", folder), None)
+    assert fetch_all(Serve.load([str(folder), *flags]), told)[1:] == (("my-model", folder), None)
     assert isinstance(told.file, io.StringIO)
     assert told.file.getvalue().count("does nothing") == 2
 

@@ -43,6 +43,13 @@ def test_drafts_are_added_where_nobody_asks_for_any() -> None:
     assert own.arguments[0:2] == ["m", "-sc.method"]
 
 
+def test_the_default_model_is_verified_with_the_head_that_it_is_served_with() -> None:
+    given = VerifyArguments.of([])
+    assert not given.adds_drafts
+    assert given.arguments == []
+    assert VerifyArguments.of(["--speculative-config", "none"]).adds_drafts
+
+
 def test_faults() -> None:
     assert VerifyArguments.of(["m"]).options.faults == ("killed", "stopped")
     assert VerifyArguments.of(["m", "--faults", "none"]).options.faults == ()

@@ -100,7 +100,7 @@ def test_a_wrong_watermark_is_refused() -> None:
 
 def test_a_window_that_is_not_caught_up_is_refused() -> None:
     def watermark(catch_up: int) -> int:
-        told = {"mode": VERIFY, "catch_up": catch_up}
+        told = {"mode": VERIFY, "max_proposed": 1, "catch_up": catch_up}
         rows = PlanRows(**{name: np.array([told.get(name, 0)]) for name in PlanRows.names()})
         after = drafter_watermark(rows, len_before=np.array([10]), drafter_len=np.array([6]))
         return int(after[0])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from support.suite import rotation
-from support.suite.rotation import commits, share_of
+from support.suite.rotation import commits, has_turn, share_of
 
 IDS = [f"{drafter}-{k}-{where}" for drafter in "abcd" for k in range(5) for where in ("x", "y")]
+TURN = re.compile(r"rotates\((\d+), turn=(\d+)\)")
 TESTS = """
 import pytest
 @pytest.mark.parametrize("x", range(12))
@@ -19,6 +22,8 @@ import pytest
 def test_matrix(x): assert x < 100
 @pytest.mark.parametrize("x", range(3))
 def test_small(x): assert x != 1
+@pytest.mark.rotates(3, turn=1)
+def test_in_turn(): pass
 """
 
 
@@ -39,6 +44,25 @@ def test_a_share_is_no_row_of_the_matrix() -> None:
         chosen = share_of(IDS, share, 4)
         assert {name[0] for name in chosen} == set("abcd")
         assert {name[-1] for name in chosen} == set("xy")
+
+
+def test_a_turn_comes_once_in_so_many_shares() -> None:
+    assert [share for share in range(6, 12) if has_turn(share, 3, 1)] == [7, 10]
+    with pytest.raises(AssertionError, match="never comes"):
+        has_turn(6, 3, 3)
+
+
+def test_turns_are_shared_out() -> None:
+    """In every share of so many some module has its turn, or another share would be the longer."""
+    tests = Path(__file__).parents[2]
+    found = defaultdict[str, set[int]](set)
+    for path in set(tests.rglob("test_*.py")) - {Path(__file__)}:
+        for one_in, turn in TURN.findall(path.read_text()):
+            found[one_in].add(int(turn))
+    assert found
+    assert {one_in: sorted(turns) for one_in, turns in found.items()} == {
+        one_in: list(range(int(one_in))) for one_in in found
+    }
 
 
 def test_what_has_no_history_has_a_share_all_the_same(tmp_path: Path) -> None:
@@ -66,11 +90,12 @@ NAMED = tuple(f"test_made_up.py::test_matrix[{x}]" for x in range(12))
 @pytest.mark.parametrize(
     ("arguments", "ends", "num_told"),
     [
-        (("--share", "0"), "1 failed, 6 passed, 8 deselected", 2),  # 7, and 3 of the other 11
-        (("--full",), "1 failed, 14 passed", 0),
+        (("--share", "0"), "1 failed, 6 passed, 9 deselected", 2),  # 7, and 3 of the other 11
+        (("--full",), "1 failed, 15 passed", 0),
         (("--share", "0", *NAMED), "12 passed", 1),
+        (("--share", "0", "test_made_up.py"), "1 failed, 7 passed, 8 deselected", 2),
     ],
-    ids=["share", "full", "named"],
+    ids=["share", "full", "named", "file"],
 )
 def test_what_is_run_and_how_it_is_repeated(
     tmp_path: Path, arguments: tuple[str, ...], ends: str, num_told: int

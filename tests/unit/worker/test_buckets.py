@@ -34,6 +34,7 @@ def rows_of(max_drafts: list[int], prompts: list[int]) -> Rows:
         "slot": np.arange(count)[::-1],
         "mode": np.array([pb.VERIFY] * len(max_drafts) + [pb.PREFILL_LAST] * len(prompts)),
         "max_drafts": np.array([*max_drafts, *[0] * len(prompts)]),
+        "max_proposed": np.array([*max_drafts, *[0] * len(prompts)]),
         "num_tokens": np.array([*[0] * len(max_drafts), *prompts]),
     }
     nothing = np.zeros(count, dtype=np.int64)

@@ -16,7 +16,7 @@ from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory
 from surestep_worker.startup.cache_budget import CacheBudget
 from surestep_worker.startup.gpu_memory import PAGE
 
-SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
+SPEC = KVSpec(windows=(0,) * 3, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
 KERNELS = load_kernels("cpu")
 
 
@@ -117,7 +117,7 @@ def test_no_room_at_all_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
         num_blocks(monkeypatch, left=EACH)
 
 
-ROUNDING = (2 * SPEC.num_layers + 1) * PAGE
+ROUNDING = (2 * len(SPEC.layers) + 1) * PAGE
 
 
 def test_what_is_measured_goes_to_blocks_whatever_the_slots_could_use() -> None:
@@ -157,6 +157,23 @@ def test_a_models_own_length_that_does_not_fit_is_a_warning(
     assert measured(5 * EACH + ROUNDING, max_model_len=131072) == 5
     assert "a request of 131072 tokens takes" in caplog.text
     assert "65 tokens fit" in caplog.text
+
+
+def test_windows_let_longer_requests_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers in two groups: blocks are half as large, and a request needs few of one kind."""
+    spec = replace(SPEC, windows=(0, 20, 0, 20))
+    assert 3 * bytes_per_block(spec, KERNELS) == 2 * EACH
+    left = 14 * bytes_per_block(spec, KERNELS) + (2 * 2 + 1) * PAGE
+    budget = CacheBudget(settings(device="cuda", max_model_len=161), TensorParallel(), left)
+    assert budget._num_blocks(spec, KERNELS, 161) == 14  # 10 of one group, 3 of the other, NULL
+    longer = CacheBudget(settings(device="cuda", max_model_len=162), TensorParallel(), left)
+    with pytest.raises(OutOfMemory, match="161 tokens fit; --max-model-len 161 would do"):
+        longer._num_blocks(spec, KERNELS, 162)
+    monkeypatch.setattr(
+        "surestep_worker.startup.cache_budget.free_memory", lambda: FreeMemory(GIB, "the test")
+    )
+    budget = CacheBudget(settings(), TensorParallel())
+    assert budget._num_blocks(spec, KERNELS, 160) == 1 + 4 * 10 * 2
 
 
 def test_a_part_of_a_gpu_does_nothing_on_cpus(caplog: pytest.LogCaptureFixture) -> None:

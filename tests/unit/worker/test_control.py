@@ -48,12 +48,12 @@ def test_no_other_json_is_a_message(data: object) -> None:
 
 def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    fds = memory.create("a", 5), memory.create("b", 6)
+    fds = memory.create("a", 5), memory.create("b", 6), memory.create("c", 7)
     control.send(ours, Message(MessageKind.ACTIVATE, b"profile_result", fds))
     activation = control.wait_for_activation(theirs)
-    received = activation.heartbeat_fd, activation.weights_fd
+    received = activation.heartbeat_fd, *activation.weights
     assert activation.profile_result == b"profile_result"
-    assert [os.fstat(fd).st_size for fd in received] == [5, 6]
+    assert [os.fstat(fd).st_size for fd in received] == [5, 6, 7]
     assert not any(os.get_inheritable(fd) for fd in received)
     for fd in (*fds, *received):
         os.close(fd)

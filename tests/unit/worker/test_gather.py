@@ -20,9 +20,10 @@ SEED = 5
 
 def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
     """Slots in random states with one row each, in random order and of random modes."""
-    slots = Slots(num_slots=6, max_model_len=40, max_draft_tokens=3, block_size=BLOCK)
+    sizes = {"num_slots": 6, "max_model_len": 40, "max_draft_tokens": 3, "block_size": BLOCK}
+    slots = Slots(**sizes, windows=(0, 7))
     columns: list[tuple[int, int, int, int]] = []
-    free = list(rng.permutation(np.arange(1, 100)))
+    free = list(rng.permutation(np.arange(1, 200)))
     for slot in rng.permutation(6):
         known = int(rng.integers(1, 30))
         slots.tokens[slot] = torch.from_numpy(rng.integers(0, 99, slots.tokens.shape[1]))
@@ -40,11 +41,12 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
             n_drafts = int(rng.integers(0, 4)) if mode == pb.VERIFY else 0
         slots.known[slot], slots.committed[slot] = known, committed
         end = committed + max(num_tokens, 1 + n_drafts)
-        slots.extend(slot, np.array([free.pop() for _ in range(-(-end // BLOCK))]))
+        for group in range(2):
+            slots.extend(slot, np.array([free.pop() for _ in range(-(-end // BLOCK))]), group)
         columns.append((slot, mode, num_tokens, n_drafts))
     slots_of, modes, lengths, drafts = np.array(columns).T
     zeros = np.zeros_like(slots_of)
-    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, zeros, zeros, zeros, zeros)
+    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, drafts, *[zeros] * 4)
     return rows, drafts, slots
 
 
@@ -53,14 +55,17 @@ def gathered(rows: Rows, slots: Slots) -> tuple[Geometry, StepInputs]:
     wants, cpu = np.zeros(slots.num_slots + 1, dtype=np.bool_), torch.device("cpu")
     geometry, state = Geometry.of(rows, slots, wants, NO_SNAPSHOTS), SlotMemory(slots, cpu).state
     for name, column in state._asdict().items():
-        column[: slots.num_slots] = torch.as_tensor(getattr(slots, name))
+        lines = (
+            column[:, : slots.num_slots] if name == "block_tables" else column[: slots.num_slots]
+        )
+        lines[:] = torch.as_tensor(getattr(slots, name))
     known, caps = slots.known[rows.slot], rows.max_drafts
     ids = np.zeros((len(rows), 3), dtype=np.int64)
     for row, slot in enumerate(rows.slot):
         ids[row, : caps[row]] = slots.ids_at(slot, known[row] + np.arange(caps[row]))
     drafts = DraftIds(torch.from_numpy(ids).int(), torch.from_numpy(caps).int())
     error = torch.zeros(1, dtype=torch.int32)
-    inputs = OPS.gather_step(upload(geometry.rows, cpu), drafts, state, error, BLOCK, 100)
+    inputs = OPS.gather_step(upload(geometry.rows, cpu), drafts, state, error, BLOCK, 200)
     assert not error.any()
     return geometry, inputs
 
@@ -70,14 +75,15 @@ def test_gather_equals_the_row_by_row_definition() -> None:
     for _ in range(200):
         rows, n_drafts, slots = random_case(rng)
         geometry, inputs = gathered(rows, slots)
-        tokens, positions, kv_slots, hidden_index, lengths = (list[int]() for _ in range(5))
+        tokens, positions, hidden_index, lengths = (list[int]() for _ in range(4))
+        kv_slots = list[int](), list[int]()
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
             prefill = rows.mode[row] in (pb.PREFILL, pb.PREFILL_LAST)
             width = int(rows.num_tokens[row]) if prefill else 1 + int(n_drafts[row])
             for position in range(start, start + width):
-                block = slots.block_tables[slot, position // BLOCK]
-                assert block != 0
+                blocks = slots.block_tables[:, slot, position // BLOCK].tolist()
+                assert all(blocks)
                 sampled = not prefill or (
                     rows.mode[row] == pb.PREFILL_LAST and position == start + width - 1
                 )
@@ -86,10 +92,11 @@ def test_gather_equals_the_row_by_row_definition() -> None:
                     lengths.append(position + 1)
                 tokens.append(int(slots.tokens[slot, position]))
                 positions.append(position)
-                kv_slots.append(int(block) * BLOCK + position % BLOCK)
+                for group, block in enumerate(blocks):
+                    kv_slots[group].append(block * BLOCK + position % BLOCK)
         assert inputs.token_ids.tolist() == tokens
         assert inputs.positions.tolist() == positions
-        assert inputs.kv_slots.tolist() == kv_slots
+        assert inputs.kv_slots.tolist() == list(kv_slots)
         assert geometry.hidden_index.tolist() == hidden_index
         assert inputs.lengths.tolist() == lengths
         assert inputs.start.tolist() == slots.committed[rows.slot].tolist()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from surestep_common.errors import InvalidRequest
 from surestep_proto import sampling_pb2
@@ -17,11 +18,15 @@ BOUNDS = PlanBounds(
     num_slots=4,
     max_tokens=32,
     num_blocks=10,
+    num_groups=1,
     max_blocks_per_slot=4,
     vocab_size=50,
     num_snapshots=2,
     headless=False,
 )
+
+
+HELD = np.array([[0, 0, 3, 0]])
 
 
 def plan() -> pb.StepPlan:
@@ -49,21 +54,21 @@ def pooled(pooling: int = sampling_pb2.MEAN, **changes: Any) -> pb.StepPlan:
 
 def test_a_prompt_to_be_pooled_has_no_sampling() -> None:
     for bounds in (BOUNDS, dataclasses.replace(BOUNDS, headless=True)):
-        bounds.check(pooled(), [0, 0, 3, 0])
-        bounds.check(pooled(sampling_pb2.LAST_TOKEN, num_cached=1), [0, 0, 3, 0])
+        bounds.check(pooled(), HELD)
+        bounds.check(pooled(sampling_pb2.LAST_TOKEN, num_cached=1), HELD)
     for wrong, column in (
         (pooled(sampling=sampling_pb2.SamplingParams(top_p=1)), "sampling"),
         (pooled(num_cached=1), "num_cached"),
         (pooled(3), "pooling"),
     ):
         with pytest.raises(InvalidRequest, match=f"the plan's {column} cannot be"):
-            BOUNDS.check(wrong, [0, 0, 3, 0])
+            BOUNDS.check(wrong, HELD)
     with pytest.raises(InvalidRequest, match="the plan's pooling cannot be"):
-        dataclasses.replace(BOUNDS, headless=True).check(plan(), [0, 0, 3, 0])
+        dataclasses.replace(BOUNDS, headless=True).check(plan(), HELD)
 
 
 def test_what_fits_is_accepted() -> None:
-    BOUNDS.check(plan(), [0, 0, 3, 0])  # slot 2 is freed first
+    BOUNDS.check(plan(), HELD)  # slot 2 is freed first
 
 
 WRONG: dict[str, Callable[[pb.StepPlan], object]] = {
@@ -96,4 +101,54 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
     wrong = plan()
     WRONG[what](wrong)
     with pytest.raises(InvalidRequest):
-        BOUNDS.check(wrong, [0, 0, 3, 0])
+        BOUNDS.check(wrong, HELD)
+
+
+GROUPED = dataclasses.replace(BOUNDS, num_groups=2)
+HELD_IN_GROUPS = np.array([[0, 0, 3, 0], [0, 0, 3, 0]])
+
+
+def grouped_plan() -> pb.StepPlan:
+    """Slot 1 is admitted with a cached prefix, slot 3 slides on."""
+    changed = plan()
+    changed.extend_groups.extend([0, 1])
+    changed.MergeFrom(
+        pb.StepPlan(release_slots=[1, 3], release_groups=[1, 1], release_counts=[2, 1])
+    )
+    return changed
+
+
+def test_tables_of_groups_are_bounded_each() -> None:
+    GROUPED.check(grouped_plan(), HELD_IN_GROUPS)
+    full = grouped_plan()
+    full.extend_slots[:] = [1, 1]  # two entries behind two that were never there, and four
+    full.extend_groups[:] = [1, 0]
+    GROUPED.check(full, HELD_IN_GROUPS)
+    assert HELD_IN_GROUPS.tolist() == [[0, 0, 3, 0], [0, 0, 3, 0]]
+
+
+WRONG_GROUPS: dict[str, Callable[[pb.StepPlan], object]] = {
+    "group of blocks": lambda p: p.extend_groups.__setitem__(0, 2),
+    "groups of some blocks": lambda p: p.extend_groups.pop(),
+    "group given back": lambda p: p.release_groups.__setitem__(0, 2),
+    "slot given back": lambda p: p.release_slots.__setitem__(0, 4),
+    "given back without a count": lambda p: p.release_counts.pop(),
+    "given back without a group": lambda p: p.release_groups.pop(),
+    "given back twice": lambda p: p.release_slots.__setitem__(0, 3),
+    "more than a table holds": lambda p: p.release_counts.__setitem__(1, 5),
+    "one table twice": lambda p: (
+        p.extend_slots.__setitem__(0, 2), p.extend_groups.__setitem__(0, 1),
+    ),
+    "too much behind a hidden prefix": lambda p: (
+        p.extend_slots.__setitem__(0, 1), p.extend_groups.__setitem__(0, 1),
+        p.release_counts.__setitem__(0, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_GROUPS)
+def test_what_does_not_fit_a_group_is_refused(what: str) -> None:
+    wrong = grouped_plan()
+    WRONG_GROUPS[what](wrong)
+    with pytest.raises(InvalidRequest):
+        GROUPED.check(wrong, HELD_IN_GROUPS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.errors import InternalError
-from surestep_common.invariants import NULL_BLOCK
+from surestep_common.invariants import NULL_BLOCK, LedgerError
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.slots import Slots
@@ -72,8 +72,8 @@ def test_freeing_forgets_blocks_and_log(slots: Slots) -> None:
     slots.extend(2, I(3, 4))
     slots.commit(1, I(2), folded=I(0), consumed=I(1), accepted=I(1), emitted=I(1))
     slots.free(2, 1)
-    assert (slots.block_tables[2] == NULL_BLOCK).all()
-    assert slots.num_blocks[2] == 0
+    assert (slots.block_tables[:, 2] == NULL_BLOCK).all()
+    assert not slots.num_blocks[:, 2].any()
     slots.admit(admission(2, 2, [7]))
     assert slots.accepted_at(I(2), I(1)).tolist() == [-1]
 
@@ -104,3 +104,37 @@ def test_an_epoch_starts_empty(slots: Slots) -> None:
     slots.reset()
     assert not slots.occupied.any()
     slots.admit(admission(0, 1, [7]))
+
+
+@pytest.fixture
+def grouped() -> Slots:
+    return Slots(3, max_model_len=40, max_draft_tokens=2, block_size=4, windows=(0, 6))
+
+
+def test_tables_of_groups_grow_and_shrink_on_their_own(grouped: Slots) -> None:
+    grouped.admit(admission(1, 1, list(range(12))))
+    grouped.extend(1, I(3, 4, 5), group=0)
+    grouped.extend(1, I(6, 7), group=1)
+    assert grouped.capacity(I(1)).tolist() == [8]
+    grouped.commit(1, I(1), folded=I(0), consumed=I(9), accepted=I(0), emitted=I(0))
+    grouped.give_back(1, group=1, count=1)  # the token at 9 sees 4 to 9
+    grouped.extend(1, I(8), group=1)
+    assert grouped.block_tables[:, 1, :4].tolist() == [[3, 4, 5, 0], [0, 7, 8, 0]]
+    assert grouped.capacity(I(1)).tolist() == [12]
+    with pytest.raises(LedgerError, match="1 is the first that is seen"):
+        grouped.give_back(1, group=1, count=1)
+    with pytest.raises(LedgerError, match="KV group 0 are given back"):
+        grouped.give_back(1, group=0, count=1)
+    grouped.free(1, 1)
+    assert not grouped.block_tables.any()
+    assert not grouped.first_block.any()
+
+
+def test_a_table_begins_behind_what_a_cached_prefix_hides(grouped: Slots) -> None:
+    ids = list(range(14))
+    grouped.admit(pb.Admission(slot=0, slot_epoch=1, token_ids=ids, max_len=16, num_cached=12))
+    grouped.extend(0, I(1, 2, 3, 4), group=0)
+    grouped.give_back(0, group=1, count=1)  # the token at 12 sees 7 to 12
+    grouped.extend(0, I(5, 6, 7), group=1)
+    assert grouped.block_tables[:, 0, :5].tolist() == [[1, 2, 3, 4, 0], [0, 5, 6, 7, 0]]
+    assert grouped.capacity(I(0)).tolist() == [16]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -13,7 +13,10 @@ from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels import KernelSet
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 
+from .kv_layout import KVLayout
 from .pages import zero_pages
+
+T = TypeVar("T")
 
 # By the setting `kv_cache_dtype`. None: the model's.
 CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
@@ -30,7 +33,7 @@ class KVHeads(NamedTuple):
 class KVSpec:
     """What the cache of a model must hold on this rank."""
 
-    num_layers: int
+    windows: tuple[int, ...]  # of the model's layers: positions that a token sees, 0 = all
     num_kv_heads: int  # of this rank
     head_dim: int
     block_size: int  # tokens
@@ -45,25 +48,36 @@ class KVSpec:
         return self.cache_dtype or self.dtype
 
     @property
+    def layout(self) -> KVLayout:
+        return KVLayout.of(self.windows, len(self.draft_layers), keeps_hidden=self.kept_hidden > 0)
+
+    @property
     def layers(self) -> tuple[KVHeads, ...]:
-        """Of the model, then of a draft head."""
+        """What a block has pages for: layers of each group, then those of a draft head."""
         own = KVHeads(self.num_kv_heads, self.head_dim)
-        return (own,) * self.num_layers + self.draft_layers
+        return (own,) * self.layout.num_layers + self.draft_layers
 
 
 class KVCache:
-    """Key and value pages of every layer, those of NULL_BLOCK included, which no slot owns."""
+    """Key and value pages of every layer of a block, NULL_BLOCK included, which no slot owns."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
         assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
         self.spec = spec
         self.num_blocks = num_blocks
+        self.layout = spec.layout
         self.layers = [
             LayerCache(*(zero_pages(shape, spec.page_dtype, device) for _ in "kv"))
             for shape in _shapes(spec, num_blocks, kernels)
         ]
         hidden = (num_blocks * spec.block_size, spec.kept_hidden)
-        self.hidden = zero_pages(hidden, spec.dtype, device)  # by flat slot, as kv_slots name them
+        # By flat slot, as kv_slots of group 0 name them.
+        self.hidden = zero_pages(hidden, spec.dtype, device)
+
+    def layer(self, number: int, groups: Sequence[T]) -> tuple[LayerCache, T]:
+        """Return the keys and values of a layer, and what is of its group."""
+        group, layer = self.layout.places[number]
+        return self.layers[layer], groups[group]
 
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:

@@ -8,6 +8,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.ops.quantized import E8M0_NAN, MXFP4_GROUP
+from torch import Tensor
 
 from .schemes import Quantization, Read, Share, Stored, Types
 
@@ -56,6 +57,13 @@ class Mxfp4(Quantization):
         scales = read(f"{module}_scales", *place).contiguous()
         if (scales == E8M0_NAN).any():
             raise InvalidRequest(f"{module}_scales holds NaN", param="model")
-        blocks = read(f"{module}_blocks", *place)
-        codes = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).view(len(rows), len(columns))
+        codes = _unpack(read(f"{module}_blocks", *place)).view(len(rows), len(columns))
         return QuantizedWeight(codes, scales, None, MXFP4_GROUP)
+
+
+def _unpack(blocks: Tensor) -> Tensor:
+    """Return codes u8[.., 32] of blocks u8[.., 16]: each byte becomes the two of a 16-bit word."""
+    words = blocks.contiguous().short()
+    words |= words << 4
+    words &= 0x0F0F
+    return words.view(torch.uint8)

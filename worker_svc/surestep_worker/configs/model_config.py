@@ -72,6 +72,13 @@ class ModelConfig:
     checkpoint_dtype: str
     quantization: Quantization | None
 
+    def window_of(self, kind: str) -> int:
+        """Return how many positions a token sees in layers of this kind, with its own; 0 = all."""
+        if kind != SLIDING_ATTENTION:
+            return 0
+        assert self.sliding_window is not None
+        return self.sliding_window
+
     def check_length(self, max_model_len: int) -> None:
         """Raise InvalidRequest when sequences of `max_model_len` tokens cannot be served."""
         if max_model_len > self.max_position:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import read_json
+from surestep_worker.heads import head_folder
 
 _NAMES = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "eagle-": "eagle"}  # vLLM's
 
@@ -28,13 +28,14 @@ def filled_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(model: str) -> Mapping[str, Any]:
     try:
-        return read_json(Path(model) / "config.json")
+        return read_json(head_folder(model) / "config.json")
     except InvalidRequest:  # loading it will say why
         return {}
 
 
 def _method(model: str, config: Mapping[str, Any]) -> str | None:
-    kinds = [model, config.get("speculators_model_type"), *_listed(config.get("architectures"))]
+    # A folder's path may have the name of another method in it.
+    kinds = [config.get("speculators_model_type"), *_listed(config.get("architectures")), model]
     for kind in (str(kind).lower() for kind in kinds):
         for part, method in _NAMES.items():
             if part in kind:

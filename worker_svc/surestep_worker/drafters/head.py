@@ -22,7 +22,7 @@ from surestep_kernels.step.slot_state import SlotState
 from surestep_kernels.step.step_ops import StepOps
 from torch import Tensor
 
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.batch import GroupPages, StepBatch
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.positions import offsets
 from surestep_worker.models.draft_head import DraftHead
@@ -64,7 +64,9 @@ class HeadSteps:
     def __init__(
         self, drafter: HeadDrafter, context: DraftContext, ops: StepOps, state: SlotState
     ) -> None:
-        self._drafter, self._context, self._ops, self._state = drafter, context, ops, state
+        self._drafter, self._context, self._ops = drafter, context, ops
+        # What the head reads and writes is in group 0 of the KV cache, see KVLayout.
+        self._state = state._replace(block_tables=state.block_tables[:1])
         dtype, width = context.caches.kv.spec.dtype, drafter.head.width
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
@@ -122,7 +124,7 @@ class HeadSteps:
         valid = torch.minimum(catch_up, state.committed[slots] - upto)
         runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
         tokens = self._gather(runs, error)
-        out = self._head(runs, tokens, kept[tokens.kv_slots], max_tokens)
+        out = self._head(runs, tokens, kept[tokens.kv_slots[0]], max_tokens)
         last = (sent.cu_rows[:-1] + valid - 1).clamp(min=0).long()
         moved = (valid > 0).unsqueeze(1)
         self._seed[slots] = torch.where(moved, out[last], self._seed[slots])
@@ -183,8 +185,9 @@ class HeadSteps:
         self, runs: TokenRuns, tokens: TokenInputs, hidden: Tensor, max_tokens: int
     ) -> Tensor:
         rows = AttentionRows(
-            self._state.block_tables, runs.slots, runs.cu_rows, runs.start, max_tokens
+            self._state.block_tables[0], runs.slots, runs.cu_rows, runs.start, max_tokens
         )
         none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
-        batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, hidden_index=none)
+        pages = (GroupPages(rows, tokens.kv_slots[0]),)
+        batch = StepBatch(*tokens[:2], groups=pages, hidden_index=none)
         return self._drafter.head.forward(hidden, batch, self._context.caches)

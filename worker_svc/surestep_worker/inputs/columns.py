@@ -10,7 +10,7 @@ from surestep_common.invariants import FloatArray, Int32Array
 from surestep_kernels.step.choose import DrawParams
 from surestep_kernels.step.columns import Column, HostColumn
 from surestep_kernels.step.commit_step import StopIds
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Shaping
+from surestep_kernels.step.shape_logits import Biases, Forbidden, Masks, Penalties, Shaping
 from surestep_kernels.step.slot_state import StepRows
 from surestep_kernels.step.write_runs import Runs
 
@@ -70,10 +70,11 @@ class Extras(NamedTuple, Generic[Column]):
     forbidden: Forbidden[Column] | None = None
     scored: ScoredPositions[Column] | None = None
     pooled: PooledColumns[Column] | None = None
+    masks: Masks[Column] | None = None
 
     @property
     def shaping(self) -> Shaping[Column]:
-        return Shaping(self.biases, self.penalties, self.forbidden)
+        return Shaping(self.biases, self.penalties, self.forbidden, self.masks)
 
     @property
     def plain(self) -> bool:

@@ -12,6 +12,7 @@ from surestep_kernels.step.write_runs import Runs
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import IntArray
+from surestep_worker.ledger.plan_bounds import extend_groups
 from surestep_worker.ledger.slots import Slots
 
 
@@ -22,7 +23,8 @@ class SlotMemory:
         lines = slots.num_slots + 1
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(SlotState._fields, (lines,))
         shapes["tokens"] = lines, slots.tokens.shape[1]
-        shapes["block_tables"] = lines, slots.block_tables.shape[1]
+        groups, _, pages = slots.block_tables.shape
+        shapes["block_tables"] = groups, lines, pages
         sizes = [math.prod(shapes[name]) for name in SlotState._fields]
         self.words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         parts = self.words.split(sizes)
@@ -34,7 +36,8 @@ class SlotMemory:
             name: int(offset)
             for name, offset in zip(SlotState._fields, np.cumsum([0, *sizes[:-1]]), strict=True)
         }
-        self._line = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
+        self._line = {name: shape[-1] if len(shape) > 1 else 1 for name, shape in shapes.items()}
+        self._num_lines = lines
 
     def differences(self, plan: pb.StepPlan) -> Runs[Int32Array] | None:
         """Return what `plan`, already applied to the host's slots, changes on the device."""
@@ -44,19 +47,25 @@ class SlotMemory:
             to.append(self._first[field] + slot * self._line[field] + at)
             runs.append(np.ascontiguousarray(values, dtype=np.int32))
 
+        def write_table(group: int, slot: int, values: Int32Array, at: int) -> None:
+            write("block_tables", group * self._num_lines + slot, values, at)
+
         slots = self._slots
         admitted = {admission.slot for admission in plan.admissions}
         for slot in sorted(admitted):
             write("tokens", slot, slots.tokens[slot, : slots.known[slot]].numpy())
-            write("block_tables", slot, slots.block_tables[slot])
+            for group, tables in enumerate(slots.block_tables):
+                write_table(group, slot, tables[slot], 0)
             for name in ("committed", "known", "folded", "drafter_len"):
                 write(name, slot, getattr(slots, name)[slot : slot + 1])
-        for slot, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
-            if slot not in admitted:
-                end = int(slots.num_blocks[slot])
-                write(
-                    "block_tables", slot, slots.block_tables[slot, end - count : end], end - count
-                )
+        given_back = plan.release_groups, plan.release_slots, plan.release_counts
+        appended = extend_groups(plan), plan.extend_slots, plan.extend_counts
+        for columns, ends in ((given_back, slots.first_block), (appended, slots.num_blocks)):
+            for group, slot, count in zip(*columns, strict=True):
+                if slot not in admitted:
+                    end = int(ends[group, slot])
+                    entries = slots.block_tables[group, slot, end - count : end]
+                    write_table(group, slot, entries, end - count)
         return _runs(to, runs) if runs else None
 
     def no_difference(self) -> Runs[Int32Array]:

@@ -58,6 +58,7 @@ def _rows(
 ) -> Rows:
     """Return rows whose drafter catches up with as many positions as they have tokens."""
     columns = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": max_drafts}
+    columns["max_proposed"] = max_drafts
     columns["catch_up"] = 1 + max_drafts if mode == pb.VERIFY else num_tokens
     names = (name for name, _ in Rows.none().columns())
     return Rows(**{name: np.full(count, columns.get(name, 0)) for name in names})

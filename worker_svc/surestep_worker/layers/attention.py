@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 
 from .batch import StepBatch
 from .context import LayerContext
@@ -93,10 +93,10 @@ class Attention:
 
     def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
-        ops, cache = self._ops, caches.kv.layers[self._cache_layer]
-        q, gate = ops.project_heads(x, self._projection, batch.positions, cache, batch.kv_slots)
+        ops, cache, pages = self._ops, *caches.kv.layer(self._cache_layer, batch.groups)
+        q, gate = ops.project_heads(x, self._projection, batch.positions, cache, pages.kv_slots)
         out = ops.paged_attention(
-            q, cache, batch.rows, self._scale, window=self._window, sinks=self._sinks
+            q, cache, pages.rows, self._scale, window=self._window, sinks=self._sinks
         ).flatten(1)
         if self._gated:
             ops.mul_sigmoid(out, gate.flatten(1))
@@ -105,6 +105,4 @@ class Attention:
 
 def sliding_attention(to: str, context: LayerContext[ModelConfig], cache_layer: int) -> Attention:
     """One layer whose tokens see the model's sliding window."""
-    window = context.config.sliding_window
-    assert window is not None
-    return Attention(to, context, cache_layer, window=window)
+    return Attention(to, context, cache_layer, window=context.config.window_of(SLIDING_ATTENTION))

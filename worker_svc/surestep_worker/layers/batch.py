@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
 from torch import Tensor
+
+
+class GroupPages(NamedTuple):
+    """Where the layers of one KV group read and write."""
+
+    rows: AttentionRows  # behind the last page of a slot, and where others were, is NULL_BLOCK
+    kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +23,6 @@ class StepBatch:
 
     token_ids: Tensor  # i64[T]
     positions: Tensor  # i64[T] index of each token in its sequence
-    rows: AttentionRows  # behind the last page of a slot stands NULL_BLOCK
-    kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
+    groups: tuple[GroupPages, ...]  # of the KV cache, see KVLayout
     hidden_index: Tensor  # i64[N] tokens (indices into T) whose final hidden states are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers

@@ -32,18 +32,21 @@ class Embedding:
     """The parameter `embedding`: this rank's rows."""
 
     def __init__(self, context: LayerContext[ModelConfig]) -> None:
-        self._tp = context.shard.tp
+        self.tp = context.shard.tp
         self.table = context.weights.take("embedding")
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T], on every rank."""
-        table, tp = self.table, self._tp
-        if tp.size == 1:
-            return functional.embedding(token_ids, table)
-        local = token_ids - tp.rank * len(table)
-        elsewhere = (local < 0) | (local >= len(table))
-        rows = functional.embedding(local.masked_fill(elsewhere, 0), table)
-        return tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+        if self.tp.size == 1:
+            return functional.embedding(token_ids, self.table)
+        return self.tp.all_reduce(self.own_rows(token_ids))
+
+    def own_rows(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T], zero for tokens of other ranks."""
+        local = token_ids - self.tp.rank * len(self.table)
+        elsewhere = (local < 0) | (local >= len(self.table))
+        rows = functional.embedding(local.masked_fill(elsewhere, 0), self.table)
+        return rows.masked_fill(elsewhere[:, None], 0)
 
 
 class OutputHead:
@@ -67,15 +70,37 @@ class OutputHead:
         return self._tp.all_gather(local)[:, : self._size].contiguous()
 
 
+class OutputRows:
+    """The rows of some tokens in an output head that is the embedding."""
+
+    def __init__(
+        self, context: LayerContext[ModelConfig], embedding: Embedding, token_ids: Tensor
+    ) -> None:
+        """`context` is that of the layers which use them, `embedding` that of the model."""
+        kernels, self._tp = context.kernels, embedding.tp
+        self._linear = kernels.linear
+
+        def pack(_: CheckpointWeights) -> PackedLinear:
+            return kernels.pack_linear(embedding.own_rows(token_ids).cpu(), None)
+
+        self._packed = context.weights.take_packed("lm_head", pack)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, D] of [N, H], for all D tokens on every rank."""
+        return self._tp.all_reduce(self._linear(hidden, self._packed, out_dtype=torch.float32))
+
+
 class Vocabulary:
     """Both, of one model."""
 
     def __init__(self, context: LayerContext[ModelConfig]) -> None:
         config = context.config
         self.embed = Embedding(context)
-        tied = config.tie_word_embeddings and not config.is_backbone
-        self.has_head = tied or "lm_head" in context.weights
-        self._head = OutputHead(context, config.vocab_size, tied=tied) if self.has_head else None
+        self.tied = config.tie_word_embeddings and not config.is_backbone
+        self.has_head = self.tied or "lm_head" in context.weights
+        self._head = (
+            OutputHead(context, config.vocab_size, tied=self.tied) if self.has_head else None
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,11 +12,11 @@ def add_admission(
     plan: pb.StepPlan,
     slot: int,
     ids: Sequence[int],
-    blocks: Sequence[int],
+    blocks: Sequence[Sequence[int]],
     max_len: int,
     num_cached: int = 0,
 ) -> None:
-    """Admit a greedy request to a slot, with its known token ids and its blocks."""
+    """Admit a greedy request to a slot, with its known token ids and its blocks by KV group."""
     plan.admissions.add(
         slot=slot,
         slot_epoch=1,
@@ -27,9 +27,11 @@ def add_admission(
         sampling=sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1),
         drafter_len=max(num_cached - 1, 0),
     )
-    plan.extend_slots.append(slot)
-    plan.extend_counts.append(len(blocks))
-    plan.block_ids.extend(blocks)
+    for group, table in enumerate(blocks):
+        plan.extend_slots.append(slot)
+        plan.extend_groups.append(group)
+        plan.extend_counts.append(len(table))
+        plan.block_ids.extend(table)
 
 
 def add_row(
@@ -51,6 +53,7 @@ def add_row(
     plan.len_lo.append(length)
     plan.len_hi.append(length)
     plan.max_drafts.append(max_drafts)
+    plan.max_proposed.append(max_drafts)
     plan.accepted_step.append(0)
     plan.accepted.append(0)
     plan.depends_on_step.append(last_step)

@@ -81,4 +81,4 @@ def _column(values: object) -> IntArray:
 def without_drafts(rows: Rows) -> Rows:
     """Return rows that neither draft nor catch up."""
     nothing = np.zeros_like(rows.max_drafts)
-    return dataclasses.replace(rows, max_drafts=nothing, catch_up=nothing)
+    return dataclasses.replace(rows, max_drafts=nothing, max_proposed=nothing, catch_up=nothing)

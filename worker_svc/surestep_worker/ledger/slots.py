@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK, chunked_length
+from surestep_common.kv_groups import ALL, KVGroups, check_given_back
 from surestep_proto import worker_pb2
 
 from surestep_worker.cache.pages import zero_pages
@@ -29,7 +30,9 @@ class Slots:
         max_draft_tokens: int,
         block_size: int,
         prompt_chunk: int = 1,
+        windows: tuple[int, ...] = (ALL,),
     ) -> None:
+        self.groups = KVGroups(windows, block_size)
         self.block_size = block_size
         self.prompt_chunk = prompt_chunk  # tokens of a prompt that recurrent layers take at once
         self.num_slots = num_slots
@@ -38,8 +41,10 @@ class Slots:
         self.tokens = zero_pages((num_slots, room), torch.int32, "cpu")
         self._tokens = self.tokens.numpy()  # shares memory
         assert NULL_BLOCK == 0
-        self.block_tables = np.zeros((num_slots, -(-room // block_size)), dtype=np.int32)
-        self.num_blocks = np.zeros(num_slots, dtype=np.int64)
+        tables = len(windows), num_slots
+        self.block_tables = np.zeros((*tables, -(-room // block_size)), dtype=np.int32)
+        self.first_block = np.zeros(tables, dtype=np.int64)  # entries before it were given back
+        self.num_blocks = np.zeros(tables, dtype=np.int64)  # entries, these included
         self.tenancy = np.zeros(num_slots, dtype=np.int64)  # newest slot epoch seen
         self.occupied = np.zeros(num_slots, dtype=np.bool_)
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
@@ -95,10 +100,27 @@ class Slots:
         self.tenancy[:] = 0
         self._clear(slice(None))
 
-    def extend(self, slot: int, block_ids: IntArray) -> None:
-        begin = self.num_blocks[slot]
-        self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
-        self.num_blocks[slot] += len(block_ids)
+    def give_back(self, slot: int, group: int, count: int) -> None:
+        """Forget the first `count` blocks that a table still has, or begin it behind such entries.
+
+        Raises LedgerError when a token behind the committed ones may see one of them.
+        """
+        begin = self.first_block[group, slot]
+        end = begin + count
+        check_given_back(self.groups, group, slot, int(end), int(self.committed[slot]))
+        self.block_tables[group, slot, begin:end] = NULL_BLOCK
+        self.first_block[group, slot] = end
+        self.num_blocks[group, slot] = max(self.num_blocks[group, slot], end)
+
+    def extend(self, slot: int, block_ids: IntArray, group: int = 0) -> None:
+        begin = self.num_blocks[group, slot]
+        self.block_tables[group, slot, begin : begin + len(block_ids)] = block_ids
+        self.num_blocks[group, slot] += len(block_ids)
+
+    def capacity(self, slot: IntArray) -> IntArray:
+        """Return the tokens [R] that the blocks of slots cover."""
+        covered: IntArray = self.num_blocks[:, slot].min(axis=0) * self.block_size
+        return covered
 
     def chunked(self, slot: IntArray, start: IntArray, count: IntArray) -> IntArray:
         """Return how many of `count` tokens of prefill rows [R] fill whole chunks of the prompt."""
@@ -137,8 +159,8 @@ class Slots:
         return ids
 
     def _clear(self, slot: int | slice) -> None:
-        self.block_tables[slot] = NULL_BLOCK
-        self.num_blocks[slot] = 0
+        self.block_tables[:, slot] = NULL_BLOCK
+        self.first_block[:, slot] = self.num_blocks[:, slot] = 0
         self.last_step[slot] = 0
         self._log_step[slot] = 0
         self._log_accepted[slot] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,19 +17,17 @@ from surestep_worker.configs.model_config import (
     SLIDING_ATTENTION,
     ModelConfig,
 )
-from surestep_worker.configs.routed import RoutedConfig
 from surestep_worker.layers.attention import Attention, sliding_attention
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
+from surestep_worker.layers.decoder_layer import DecoderLayer, Mixer
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
-from surestep_worker.layers.mlp import GatedMlp
-from surestep_worker.layers.moe import GptOssMoe, SparseMoe
 from surestep_worker.layers.norm import output_bound, take_norm
 from surestep_worker.layers.residual import Residual
 
 from .draft_head import DraftHead
+from .family import MakeFeedForward
 from .mtp import PREFIX, MtpHead
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
@@ -43,33 +41,34 @@ MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
 class Decoder:
     """The part of a decoder that one rank holds. Call under torch.inference_mode."""
 
-    def __init__(self, context: LayerContext[Any]) -> None:
+    def __init__(self, context: LayerContext[Any], feed_forward: MakeFeedForward[Any]) -> None:
         """Take every parameter of the model's table from the context's weights."""
         config: ModelConfig = context.config
         self.config = config
         self._tp, self._kernels = context.shard.tp, context.kernels
         self.vocabulary = Vocabulary(context)
         self._layers = [
-            _layer(f"{i}.", context, kind, cache_layer=_cache_layer(config, i))
+            _layer(f"{i}.", context, kind, feed_forward, cache_layer=_cache_layer(config, i))
             for i, kind in enumerate(config.layer_types)
         ]
         norm = take_norm(context, "norm")
         self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
         self.hidden_bound = output_bound(norm)
         self.has_head = self.vocabulary.has_head
-        self._kv_layers = sum(kind in PAGED for kind in config.layer_types)
+        self._windows = [config.window_of(kind) for kind in config.layer_types if kind in PAGED]
         self.draft_head: DraftHead | None = None
         if PREFIX + "norm" in context.weights:
-            layer = _layer(PREFIX, context, FULL_ATTENTION, cache_layer=self._kv_layers)
+            at = len(self._windows)
+            layer = _layer(PREFIX, context, FULL_ATTENTION, feed_forward, cache_layer=at)
             self.draft_head = MtpHead(context, layer, self.vocabulary)
-            self._kv_layers += 1
+            self._windows.append(config.window_of(FULL_ATTENTION))
         self.weight_bytes = context.weights.nbytes
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """Return what this rank's KV cache must hold, in blocks of `block_size` tokens."""
         config, head = self.config, self.draft_head
         return KVSpec(
-            num_layers=self._kv_layers,
+            windows=tuple(self._windows),
             num_kv_heads=max(1, config.num_kv_heads // self._tp.size),
             head_dim=config.head_dim,
             block_size=block_size,
@@ -91,16 +90,22 @@ class Decoder:
         wanted = head.captured_layers if head is not None else ()
         hidden = self.vocabulary.embed(batch.token_ids)
         residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
-        if 0 in wanted:
-            captured.append(residual.hidden.clone())
-        x = residual.normed(self._input_norms[0])
-        for i, layer in enumerate(self._layers, start=1):
-            x = layer(x, residual, self._input_norms[i], batch, caches)
-            if i in wanted:
+        for depth, state in enumerate(self._states(residual, batch, caches)):
+            x = state
+            if depth in wanted:
                 captured.append(residual.hidden.clone())
         if head is not None:
-            caches.kv.hidden[batch.kv_slots] = head.keep(x, captured)
+            caches.kv.hidden[batch.groups[0].kv_slots] = head.keep(x, captured)
         return x
+
+    def _states(self, residual: Residual, batch: StepBatch, caches: Caches) -> Iterator[Tensor]:
+        """Yield the normed stream [T, H] after 0, 1, ... layers; each moves `residual` on."""
+        first, *norms = self._input_norms
+        x = residual.normed(first)
+        yield x
+        for layer, norm in zip(self._layers, norms, strict=True):
+            x = layer(x, residual, norm, batch, caches)
+            yield x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
@@ -113,12 +118,13 @@ def _cache_layer(config: ModelConfig, layer: int) -> int:
     return sum((kind in PAGED) == paged for kind in config.layer_types[:layer])
 
 
-def _layer(to: str, context: LayerContext[Any], kind: str, *, cache_layer: int) -> DecoderLayer:
+def _layer(
+    to: str,
+    context: LayerContext[Any],
+    kind: str,
+    feed_forward: MakeFeedForward[Any],
+    *,
+    cache_layer: int,
+) -> DecoderLayer:
     mixer = MIXERS[kind](f"{to}mixer.", context, cache_layer)
-    return DecoderLayer(to, context, mixer, _feed_forward(f"{to}mlp.", context))
-
-
-def _feed_forward(to: str, context: LayerContext[Any]) -> FeedForward:
-    if isinstance(context.config, RoutedConfig):
-        return GptOssMoe(to, context)
-    return (SparseMoe if f"{to}router" in context.weights else GatedMlp)(to, context)
+    return DecoderLayer(to, context, mixer, feed_forward(f"{to}mlp.", context))

@@ -9,7 +9,6 @@ from pathlib import Path
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 
-from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint, read_entries
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.checkpoint.weight_store import WeightStore
@@ -21,6 +20,7 @@ from surestep_worker.layers.rotary import rotary_table
 
 from .eagle3 import IGNORED, Eagle3Head, parameter_table
 from .loader import Model
+from .source import CheckpointSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class DraftSource:
     folder: Path
     # After how many of the model's layers it reads hidden states; None: as its config.json says.
     layer_ids: Sequence[int] | None = None
+    store: WeightStore | None = None  # that outlives the rank; None: one that does not
 
 
 def load_eagle3(
@@ -44,29 +45,35 @@ def load_eagle3(
     """Load this rank's part of a head; return its fingerprint, too.
 
     No rank waits for another here. Raises InvalidRequest, naming the cause, for a head that is
-    broken, not served, or another model's.
+    broken, not served, or another model's, and StaleWeights for one in memory that these kernels
+    cannot use.
     """
-    files, folder = ConfigFiles.read(source.folder), source.folder
-    config = Eagle3Config.parse(files, model.config, source.layer_ids)
-    entries = read_entries(folder)
+    checkpoint = CheckpointSource(
+        source.folder,
+        lambda files: Eagle3Config.parse(files, model.config, source.layer_ids),
+        source.store,
+    )
+    config = checkpoint.config
     shard, decoder = Sharding(_ranks_of(config, tp)), config.decoder
     width = model.config.hidden_size
 
     def open_checkpoint() -> CheckpointWeights:
+        entries = checkpoint.entries
         return CheckpointWeights(
             entries,
-            parameter_table(config, shard, entries.keys(), width),
+            parameter_table(config, shard, entries.keys(), width, tied=model.vocabulary.tied),
             ignore=IGNORED,
             quantization=decoder.quantization,
             dtype=model.vocabulary.dtype,
         )
 
-    store, first_layer = WeightStore.private(), model.kv_spec(1).num_layers
-    with prepared(store, {}, kernels, device, open_checkpoint) as weights:
+    store, facts = checkpoint.store, checkpoint.facts
+    with prepared(store, facts, kernels, device, open_checkpoint) as weights:
         rotary = rotary_table(decoder.rope, decoder.rotary_dim, max_model_len, device)
         context = LayerContext(decoder, weights, shard, kernels, rotary)
+        first_layer = len(model.kv_spec(1).windows)
         head = Eagle3Head(config, context, model.vocabulary, first_layer)
-    return head, fingerprint(files, entries)
+    return head, checkpoint.fingerprint
 
 
 def _ranks_of(config: Eagle3Config, tp: TensorParallel) -> TensorParallel:

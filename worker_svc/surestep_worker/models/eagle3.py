@@ -23,7 +23,7 @@ from surestep_worker.layers.attention import Attention, attention_table
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer
-from surestep_worker.layers.embedding import Embedding, OutputHead, Vocabulary
+from surestep_worker.layers.embedding import Embedding, OutputHead, OutputRows, Vocabulary
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
 from surestep_worker.layers.mlp import GatedMlp, mlp_table
 from surestep_worker.layers.norm import take_norm
@@ -34,11 +34,12 @@ IGNORED = (r"t2d", r"(midlayer|layers\.\d+)\.self_attn\.rotary_emb\.inv_freq")
 
 
 def parameter_table(
-    config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int
+    config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int, *, tied: bool
 ) -> dict[str, Parameter]:
     """Return which checkpoint tensors, of these names, fill which parameter of this rank.
 
-    `model_width` is that of the hidden states it reads.
+    `model_width` is that of the hidden states it reads; `tied`: the model's output head is its
+    embedding.
     """
     decoder, width, read = config.decoder, config.hidden_size, len(config.captured.chosen)
     whole = [("fc", ShardSlice(width, slice(0, width)))]
@@ -59,7 +60,7 @@ def parameter_table(
         table |= attention_table(f"{to}mixer.", f"{at}self_attn.", decoder, shard, inputs)
         inner, bias = decoder.intermediate_size, decoder.mlp_bias
         table |= mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard, bias=bias)
-    return table | _vocabulary_table(config, shard, names, model_width)
+    return table | _vocabulary_table(config, shard, names, model_width, tied=tied)
 
 
 def _prefix(layer: int, names: Set[str]) -> str:
@@ -69,15 +70,19 @@ def _prefix(layer: int, names: Set[str]) -> str:
 
 
 def _vocabulary_table(
-    config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int
+    config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int, *, tied: bool
 ) -> dict[str, Parameter]:
-    """What of the vocabulary the head has of its own: the rest is the model's."""
+    """What of the vocabulary the head has of its own: the rest is the model's.
+
+    Of an output head, fewer rows than the model has are taken only where those are an embedding's.
+    """
     width, vocab, drafted = config.hidden_size, config.decoder.vocab_size, config.draft_vocab_size
     fewer = drafted != vocab
     table = dict[str, Parameter]()
     if "embed_tokens.weight" in names or width != model_width:
         table["embedding"] = shard.vocabulary("embed_tokens.weight", vocab, width)
-    if "lm_head.weight" in names or fewer or (width != model_width and not _is_tied(config)):
+    narrow = width != model_width and not _is_tied(config)
+    if "lm_head.weight" in names or narrow or (fewer and not tied):
         table["lm_head"] = shard.vocabulary("lm_head.weight", drafted, width)
     if "d2t" in names or fewer:
         source = TensorSource("d2t", (drafted,), slice(0, drafted), dtypes=("I64", "I32"))
@@ -124,11 +129,14 @@ class Eagle3Head:
         self._embed, self._logits = vocabulary.embed, vocabulary.logits
         if "embedding" in weights:
             self._embed = Embedding(context)
-        tied = decoder.tie_word_embeddings and self._embed is not vocabulary.embed
+        self.token_ids = _take_token_ids(context, config) if "d2t" in weights else None
+        tied = _is_tied(config) and self._embed is not vocabulary.embed
         if tied or "lm_head" in weights:
             own = "lm_head" in weights
             self._logits = OutputHead(context, config.draft_vocab_size, tied=not own)
-        self.token_ids = _take_token_ids(context, config) if "d2t" in weights else None
+        elif config.draft_vocab_size != decoder.vocab_size:
+            assert self.token_ids is not None
+            self._logits = OutputRows(context, vocabulary.embed, self.token_ids)
 
     def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
         """Return `fc` of the captured states, normalised first where the head does that."""

@@ -9,7 +9,10 @@ from typing import Generic, Protocol, TypeVar
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Table
 from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.decoder_layer import FeedForward
 from surestep_worker.layers.linear import Sharding
+from surestep_worker.layers.mlp import GatedMlp
 
 C = TypeVar("C", bound=ModelConfig)
 C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)
@@ -34,6 +37,12 @@ class Ignored(Protocol[C_contra]):
     ) -> tuple[str, ...]: ...
 
 
+class MakeFeedForward(Protocol[C_contra]):
+    """Builds the feed-forward block whose parameters' names begin with `to`."""
+
+    def __call__(self, to: str, context: LayerContext[C_contra]) -> FeedForward: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Generic[C]):
     """Architectures that share a configuration and a way to name tensors."""
@@ -42,4 +51,5 @@ class Family(Generic[C]):
     parse: Callable[[ConfigFiles], C]  # raises InvalidRequest for what is not served
     parameter_table: ParameterTable[C]
     ignored: Ignored[C]
+    feed_forward: MakeFeedForward[C] = GatedMlp
     draft_head: str | None = None  # how the names of its tensors begin

@@ -9,7 +9,7 @@ from surestep_worker.configs.gpt_oss import GptOssConfig
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.linear import Sharding
-from surestep_worker.layers.moe import gpt_oss_moe_table
+from surestep_worker.layers.moe import GptOssMoe, gpt_oss_moe_table
 
 from .family import Family
 
@@ -42,4 +42,5 @@ GPT_OSS = Family(
     parse=GptOssConfig.parse,
     parameter_table=parameter_table,
     ignored=ignored,
+    feed_forward=GptOssMoe,
 )

@@ -106,7 +106,8 @@ def load_model(
 
     with prepared(source.store, source.facts, kernels, options.device, open_checkpoint) as weights:
         rotary = _rotary(config, options)
-        return Decoder(LayerContext(config, weights, shard, kernels, rotary))
+        context = LayerContext(config, weights, shard, kernels, rotary)
+        return Decoder(context, family.feed_forward)
 
 
 def attention_case(source: ModelSource, device: str, dtype: str, block_size: int) -> AttentionCase:

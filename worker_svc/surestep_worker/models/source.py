@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from surestep_common.errors import InvalidRequest, Unavailable
@@ -23,21 +23,24 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 from .families import FAMILIES
 
+C = TypeVar("C")
 
-class ModelSource:
-    """Configuration, fingerprint and weights of a model.
+
+class CheckpointSource(Generic[C]):
+    """Configuration, fingerprint and weights of a checkpoint.
 
     A sealed store has all of them, and the folder is not opened: it may be gone, or hold another
-    model by now.
+    checkpoint by now.
     """
 
     def __init__(
         self,
         folder: Path,
+        parse: Callable[[ConfigFiles], C],
         store: WeightStore | None = None,
         generation_folder: Path | None = None,
     ) -> None:
-        """Raises InvalidRequest for a folder that holds no model that is served."""
+        """Raises InvalidRequest for a folder without a checkpoint, and what `parse` raises."""
         self.store = store or WeightStore.private()
         self.folder = folder
         self._generation_folder = generation_folder
@@ -46,14 +49,31 @@ class ModelSource:
             self._files = ConfigFiles(facts["config"], facts["generation"])
         else:
             self._files = ConfigFiles.read(folder, generation_folder)
-        family = lookup(architecture_of(self._files.config), FAMILIES)
-        self.config: ModelConfig = family.parse(self._files)
+        self.config = parse(self._files)
         self.entries: Mapping[str, Entry] = {}  # of the checkpoint; not needed once it is loaded
         if self.store.sealed:
             self.fingerprint: str = facts["fingerprint"]
         else:
             self.entries = read_entries(folder)
             self.fingerprint = fingerprint(self._files, self.entries)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a sealed store must tell, for JSON."""
+        return {**self._files._asdict(), "fingerprint": self.fingerprint}
+
+
+class ModelSource(CheckpointSource[ModelConfig]):
+    """That of a model."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: WeightStore | None = None,
+        generation_folder: Path | None = None,
+    ) -> None:
+        """Raises InvalidRequest for a folder that holds no model that is served."""
+        super().__init__(folder, _parse_model, store, generation_folder)
 
     @property
     def generation(self) -> Mapping[str, Any]:
@@ -67,10 +87,10 @@ class ModelSource:
         except InvalidRequest:
             return ""
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What a sealed store must tell, for JSON."""
-        return {**self._files._asdict(), "fingerprint": self.fingerprint}
+
+def _parse_model(files: ConfigFiles) -> ModelConfig:
+    config: ModelConfig = lookup(architecture_of(files.config), FAMILIES).parse(files)
+    return config
 
 
 def gather_fingerprints(mine: str, tp: TensorParallel) -> list[str]:

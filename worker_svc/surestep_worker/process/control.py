@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest, Unavailable
 
+from surestep_worker.checkpoint.held_weights import WeightFds
+
 MAX_BYTES = 64 << 10
 _MAX_REASON = 2000  # characters
-_MAX_FDS = 2
+_MAX_FDS = 3
 
 
 class MessageKind(StrEnum):
@@ -56,7 +58,7 @@ class Activation(NamedTuple):
     """What a standby receives to become the rank."""
 
     heartbeat_fd: int
-    weights_fd: int
+    weights: WeightFds
     profile_result: bytes
 
 
@@ -103,8 +105,8 @@ def wait_for_activation(end: socket.socket) -> Activation:
         raise Unavailable("the supervisor is gone")
     if message.kind is not MessageKind.ACTIVATE or len(message.fds) != _MAX_FDS:
         raise InvalidRequest(f"a standby received an unexpected message: {message.kind}")
-    heartbeat_fd, weights_fd = message.fds
-    return Activation(heartbeat_fd, weights_fd, message.profile_result)
+    heartbeat_fd, *weights = message.fds
+    return Activation(heartbeat_fd, WeightFds(*weights), message.profile_result)
 
 
 def encode(message: Message) -> bytes:

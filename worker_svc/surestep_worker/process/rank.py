@@ -24,7 +24,7 @@ from surestep_common.tasks import end
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
-from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
@@ -61,8 +61,8 @@ class BuiltRank(Protocol):
         """Fingerprint of the weights."""
 
 
-# Loads the model, on the step thread: settings, heartbeat, weights descriptor, profile result.
-Build = Callable[[WorkerSettings, Heartbeat, int, bytes], BuiltRank]
+# Loads the model, on the step thread: settings, heartbeat, weights' descriptors, profile result.
+Build = Callable[[WorkerSettings, Heartbeat, WeightFds, bytes], BuiltRank]
 
 
 class StartupError(Exception):
@@ -108,7 +108,7 @@ class Rank:
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
         self._settings = settings
         self._supervisor = supervisor
-        self._weights_fd, self._profile_result = activation.weights_fd, activation.profile_result
+        self._weights, self._profile_result = activation.weights, activation.profile_result
         self._build = build
         self._heartbeat = Heartbeat.shared(activation.heartbeat_fd, *limits)
         os.close(activation.heartbeat_fd)
@@ -145,7 +145,7 @@ class Rank:
             thread.close()
 
     async def _load(self, service: WorkerService) -> BuiltRank:
-        inherited = self._heartbeat, self._weights_fd, self._profile_result
+        inherited = self._heartbeat, self._weights, self._profile_result
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
         service.ready(built.runner, built.facts)
         await self._thread.submit(service.tick)  # idle, before it says that it is ready

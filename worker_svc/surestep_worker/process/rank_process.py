@@ -16,6 +16,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import supervisor_pb2 as pb
 
+from surestep_worker.checkpoint.held_weights import WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
@@ -94,16 +95,15 @@ class RankProcess:
         return self._process.returncode is None
 
     def activate(
-        self, weights_fd: int, profile_result: bytes, idle_s: float, load_s: float
+        self, weights: WeightFds, profile_result: bytes, idle_s: float, load_s: float
     ) -> None:
         """Activate the standby as the rank. If it dies of that, its exit shows it."""
         fd = memory.create("surestep-heartbeat", SIZE)
         self.heartbeat = Heartbeat.shared(fd, idle_s, load_s)
         self.heartbeat.expect(idle_s if self.imported else load_s)
         with contextlib.suppress(OSError):
-            control.send(
-                self._control, Message(MessageKind.ACTIVATE, profile_result, (fd, weights_fd))
-            )
+            fds = fd, *weights
+            control.send(self._control, Message(MessageKind.ACTIVATE, profile_result, fds))
         os.close(fd)
 
     async def messages(self) -> AsyncIterator[Message]:

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.request_bounds import check_grammar
+from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
@@ -54,6 +56,9 @@ class StepRunner(Protocol):
 
     def capture_next(self) -> None:
         """Capture the next of these shapes, if any is left."""
+
+    def compile(self, grammar: sampling_pb2.Grammar) -> None:
+        """Compile a grammar ahead of the request that brings it. May be called from any thread."""
 
     def check_peers(self) -> None:
         """Raise Unavailable if a rank of the group is gone."""
@@ -117,6 +122,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         if self._last_step_at is not None:
             info.last_step_age_s = time.monotonic() - self._last_step_at
         return info
+
+    async def Compile(
+        self, request: pb.CompileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CompileResponse:
+        """Compile a grammar beside the steps. Raises InvalidRequest for one that is wrong."""
+        check_grammar(request.grammar)
+        await asyncio.to_thread(self._loaded().compile, request.grammar)
+        return pb.CompileResponse()
 
     async def Run(
         self,

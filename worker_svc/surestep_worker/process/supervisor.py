@@ -88,7 +88,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         how = "from its standby" if rank.imported else "from scratch"
         logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
-        rank.activate(self._weights.fd, self._profile_result, *limits)
+        rank.activate(self._weights.fds, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
         """Wait and try again, since there is no process, file or memory left for a rank."""
@@ -154,10 +154,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
         distrusted = self._exits.failures >= _START_AFRESH_AFTER
         if distrusted:
             self._profile_result = b""
-        useless = not self._weights.sealed or failure is Failure.WEIGHTS
-        suspected = distrusted and failure is Failure.TRANSIENT
-        if useless or (suspected and await self._can_load_afresh()):
-            self._weights.renew()
+        suspected = distrusted and failure is Failure.TRANSIENT and self._weights.sealed
+        useless = failure is Failure.WEIGHTS or (suspected and await self._can_load_afresh())
+        self._weights.renew(all_of_it=useless)
+        if not self._weights.sealed:
             self._checkpoint = ""
 
     async def _can_load_afresh(self) -> bool:

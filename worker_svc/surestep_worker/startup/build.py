@@ -12,6 +12,7 @@ from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, bytes_per_block
+from surestep_worker.checkpoint.held_weights import WeightFds
 from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
@@ -30,6 +31,7 @@ from .built import Built
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
 from .gpu_memory_profiler import claim_gpu
+from .grammars import grammar_table, most_forced
 from .products import choose_products
 from .speculation import attach_draft_head, make_drafter, reads_own_head, speculation_of
 from .try_out import try_out
@@ -42,7 +44,7 @@ _TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadline
 def build_runner(
     settings: WorkerSettings,
     heartbeat: Heartbeat | None = None,
-    weights_fd: int | None = None,
+    weights: WeightFds | None = None,
     profile_result: bytes = b"",
 ) -> Built:
     """Load the model and allocate everything a rank needs.
@@ -58,7 +60,7 @@ def build_runner(
             "--dtype float16: computing in bfloat16, which has the same size and more range"
         )
     gpu = claim_gpu(settings, profile_result)
-    source = _open(settings, weights_fd)
+    source = _open(settings, weights)
     defaults = sampling_defaults(
         source.generation, settings.generation_config, settings.override_generation_config or {}
     )
@@ -67,7 +69,8 @@ def build_runner(
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
-    fault = attach_draft_head(settings, model, tp, kernels, known)
+    held = WeightStore(weights.draft_head) if weights is not None else None
+    fault = attach_draft_head(settings, model, tp, kernels, known, held)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
     def build(sizes: CacheSizes) -> Built:
@@ -99,11 +102,11 @@ def build_runner(
     return built._replace(checkpoint=source.fingerprint)
 
 
-def _open(settings: WorkerSettings, weights_fd: int | None) -> ModelSource:
+def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
     """Open the model, or what an earlier rank left of it in memory."""
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    store = WeightStore(weights_fd) if weights_fd is not None else None
+    store = WeightStore(weights.model) if weights is not None else None
     return ModelSource(settings.model, store, settings.generation_folder)
 
 
@@ -171,11 +174,12 @@ def assemble(
     allows."""
     config, speculation = model.config, speculation_of(settings, model)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    most_drafts = max(max_drafts, most_forced(model, kernels))
     if sizes is None:
         sizes = _sizes(settings, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
     max_model_len = settings.max_model_len or config.max_position
-    slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
+    slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
     for_drafter = DraftContext(model, caches, slots, sampling, tp, kernels, device, max_drafts)
@@ -185,9 +189,11 @@ def assemble(
         caches=caches,
         slots=slots,
         sampling=sampling,
+        grammars=grammar_table(settings, model, tp),
         pooling=PoolingSums(slots.num_slots, config.hidden_size, model.hidden_bound, device),
         drafter=drafter,
         max_draft_tokens=max_drafts,
+        most_drafts=most_drafts,
         tp=tp,
         device=device,
         heartbeat=heartbeat or Heartbeat.local(),
@@ -218,6 +224,8 @@ def _facts(
         max_step_tokens=settings.max_num_batched_tokens,
         drafter=drafter,
         max_draft_tokens=context.max_draft_tokens,
+        max_forced_drafts=context.most_drafts,
+        grammar_fault=context.grammars.fault,
         eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
@@ -228,6 +236,7 @@ def _facts(
         hidden_size=model.config.hidden_size,
         headless=not model.has_head,
         prompt_chunk=context.slots.prompt_chunk,
+        kv_windows=kv.layout.windows,
         linear_backend=kernels.linear_backend,
         programmatic_dependent_launch=settings.device == "cuda"
         and settings.programmatic_dependent_launch,
@@ -260,4 +269,5 @@ def _slots(
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
-    return Slots(*sizes, kernels.delta_chunk if in_chunks else 1)
+    windows = caches.kv.layout.windows
+    return Slots(*sizes, kernels.delta_chunk if in_chunks else 1, windows)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
+from surestep_common.kv_groups import KVGroups
 from surestep_kernels import KernelSet
 
 from surestep_worker.cache.caches import Caches
@@ -97,22 +98,28 @@ class CacheBudget:
             rounding = (2 * len(spec.layers) + 1) * PAGE  # each tensor begins at a page
             budget = max(0, self._room.nbytes - rounding)
             blocks = self._min_over_ranks(blocks_that_fit(budget, spec, kernels))
-            self._check_length(blocks, each, max_model_len)
+            self._check_length(blocks, spec, kernels, max_model_len)
             return blocks
         # No more than all slots at full length could use.
-        useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
+        whole = -(-max_model_len // settings.block_size)
+        useful = 1 + settings.max_num_seqs * whole * len(spec.layout.windows)
         fit = blocks_that_fit(int(settings.kv_cache_memory * GIB), spec, kernels)
         budget = self._fit_default("kv_cache_memory", min(fit, useful) * each)
         blocks = self._min_over_ranks(min(blocks_that_fit(budget, spec, kernels), useful))
         return self._reserve(blocks, each)
 
-    def _check_length(self, blocks: int, each: int, max_model_len: int) -> None:
+    def _check_length(
+        self, blocks: int, spec: KVSpec, kernels: KernelSet, max_model_len: int
+    ) -> None:
         """Raise OutOfMemory if a request of the length that was set would not fit alone."""
-        size = self._settings.block_size
-        longest = (blocks - 1) * size + 1  # the newest token needs no block yet
+        each, groups = (
+            bytes_per_block(spec, kernels),
+            KVGroups(spec.layout.windows, spec.block_size),
+        )
+        longest = groups.longest(blocks - 1, max_model_len) + 1  # the newest needs no block yet
         if longest >= max_model_len:
             return
-        needed, left = 1 + -(-(max_model_len - 1) // size), blocks * each
+        needed, left = 1 + groups.blocks_of(max_model_len - 1), blocks * each
         about = (
             f"a request of {max_model_len} tokens takes {needed * each / GIB:.2f} GiB of KV "
             f"blocks, and {left / GIB:.2f} GiB are left for them: {longest} tokens fit"

@@ -88,7 +88,8 @@ class _Steps:
     def _add_prompt(self, plan: pb.StepPlan, slot: int, length: int) -> None:
         """Add a request whose whole prompt is computed in this step."""
         blocks = -(-(length + self._width + 1) // self._slots.block_size)
-        add_admission(plan, slot, [0] * length, [_BLOCK] * blocks, self._max_len)
+        groups = len(self._slots.block_tables)
+        add_admission(plan, slot, [0] * length, [[_BLOCK] * blocks] * groups, self._max_len)
         admission, mode = plan.admissions[-1], pb.PREFILL_LAST
         if self._runner.context.model.has_head:
             admission.sampling.CopyFrom(EVERYTHING)

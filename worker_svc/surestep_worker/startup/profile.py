@@ -29,6 +29,7 @@ _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts on which the drafter is checked
 _CHECK_WINDOWS = 12
 _CHECK_FLOOR = 0.05  # share of drafts that are accepted
+_CHECK_LEAST = 32  # drafts that say anything: a sound head has none accepted of 16 now and then
 _PROMPT = 8  # tokens in each text whose logits are checked
 
 
@@ -45,7 +46,7 @@ class Check(NamedTuple):
     @property
     def is_low(self) -> bool:
         """Whether a sound head would do several times as well on any text."""
-        return self.drafts > 0 and self.accepted < _CHECK_FLOOR * self.drafts
+        return self.drafts >= _CHECK_LEAST and self.accepted < _CHECK_FLOOR * self.drafts
 
     @property
     def failed(self) -> bool:
@@ -127,11 +128,16 @@ class _Profiler:
     @property
     def max_rows(self) -> int:
         """Number of slots for which there are blocks, 0 if a slot is too short."""
-        kv, slots = self.context.caches.kv, self.context.slots
-        if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
+        slots = self.context.slots
+        if self._length > slots.tokens.shape[1] - self.context.most_drafts - 1:
             return 0
         blocks = -(-self._length // slots.block_size)
-        return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
+        return min(slots.num_slots, self._blocks_of_group // blocks)
+
+    @property
+    def _blocks_of_group(self) -> int:
+        """Number of blocks that there are for each KV group."""
+        return (self.context.caches.kv.num_blocks - 1) // len(self.context.slots.block_tables)
 
     def has_time(self) -> bool:
         """Return whether there is time left, by the clock of rank 0."""
@@ -155,8 +161,8 @@ class _Profiler:
 
     def context_cost(self, short_us: float) -> float:
         """Return the microseconds per token of context, measured on one long row."""
-        slots, kv = self.context.slots, self.context.caches.kv
-        room = min(slots.tokens.shape[1], (kv.num_blocks - 1) * slots.block_size) - self._length
+        slots = self.context.slots
+        room = min(slots.tokens.shape[1], self._blocks_of_group * slots.block_size) - self._length
         context = min(_LONG_CONTEXT, room) // slots.block_size * slots.block_size
         if context <= _CONTEXT:
             return 0.0
@@ -166,20 +172,16 @@ class _Profiler:
 
     def read_prompts(self) -> pb.StepResult:
         """Run a step of short prompts, with tokens from all over the vocabulary."""
-        kv, slots, vocab = (
-            self.context.caches.kv,
-            self.context.slots,
-            self.context.model.config.vocab_size,
-        )
-        longest = slots.tokens.shape[1] - self.context.max_draft_tokens - 2
+        slots, vocab = self.context.slots, self.context.model.config.vocab_size
+        longest = slots.tokens.shape[1] - self.context.most_drafts - 2
         length = min(_PROMPT, longest, slots.block_size, self.context.max_step_tokens)
-        rows = min(_CHECK_ROWS, slots.num_slots, kv.num_blocks - 1)
+        rows = min(_CHECK_ROWS, slots.num_slots, self._blocks_of_group)
         rows = min(rows, self.context.max_step_tokens // length)
         self._open(range(rows))
         plan = self._plan()
         for slot in range(rows):
             ids = [(slot * length + i) * vocab // (rows * length) for i in range(length)]
-            add_admission(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
+            add_admission(plan, slot, ids, self._tables(slot, 1), slots.tokens.shape[1])
             if self.context.model.has_head:
                 add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
             else:
@@ -198,14 +200,10 @@ class _Profiler:
             recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
+        max_len = self.context.slots.tokens.shape[1]
         for i, slot in enumerate(self._slots):
-            ids, owned = (
-                [self._token(slot)] * (context + 1),
-                range(1 + i * blocks, 1 + (i + 1) * blocks),
-            )
-            add_admission(
-                plan, slot, ids, owned, self.context.slots.tokens.shape[1], num_cached=context
-            )
+            ids = [self._token(slot)] * (context + 1)
+            add_admission(plan, slot, ids, self._tables(i, blocks), max_len, num_cached=context)
             plan.admissions[-1].snapshot_id = int(recurrent is not None and context > 0)
             add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
         self._run(plan)
@@ -222,6 +220,12 @@ class _Profiler:
             length = int(slots.committed[slot])
             add_row(plan, slot, mode, length, lag=lag, max_drafts=max_drafts, last_step=last_step)
         return self._run(plan)
+
+    def _tables(self, number: int, blocks: int) -> list[range]:
+        """Return so many blocks for each KV group, other ones for every `number` from 0 on."""
+        groups = len(self.context.slots.block_tables)
+        firsts = (1 + (number * groups + group) * blocks for group in range(groups))
+        return [range(first, first + blocks) for first in firsts]
 
     def _open(self, slots: Iterable[int]) -> None:
         self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
 
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from surestep_proto import worker_pb2 as pb
 
+from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
+from surestep_worker.heads import head_folder
 from surestep_worker.models import (
     DraftHead,
     DraftSource,
@@ -33,10 +37,16 @@ _NO_FINGERPRINT = " " * 32  # of a head that could not be loaded
 
 def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
     """Return how this rank is to draft; None if it is not. Raises InvalidRequest."""
-    if settings.speculative_config is None:
+    if not settings.speculative_config:
         return None
-    config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
+    config = _parsed(json.dumps(settings.speculative_config))
     return config if config.num_speculative_tokens else None
+
+
+@cache
+def _parsed(text: str) -> SpeculativeConfig:
+    """Parse the flag once for all that is built: what a draft model's files say is read once."""
+    return SpeculativeConfig.from_json(text)
 
 
 def speculation_of(settings: WorkerSettings, model: Model) -> SpeculativeConfig | None:
@@ -71,11 +81,13 @@ def attach_draft_head(
     tp: TensorParallel,
     kernels: KernelSet,
     known: pb.WorkerInfo | None = None,
+    held: WeightStore | None = None,
 ) -> str:
     """Load the head that has a folder of its own, if one is asked for, and give it to the model.
 
     Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. `known`
-    is what an earlier rank found out. Raises InvalidRequest instead where a drafter is required.
+    is what an earlier rank found out, `held` what one has loaded. Raises InvalidRequest instead
+    where a drafter is required.
     """
     if known is not None and known.drafter_fault:  # of a head in the model's checkpoint, too
         model.draft_head = None
@@ -87,8 +99,8 @@ def attach_draft_head(
     layer_ids = config.eagle_aux_hidden_state_layer_ids
     if known is not None and known.draft_layers:
         layer_ids = tuple(known.draft_layers)
-    source = DraftSource(folder=Path(config.model), layer_ids=layer_ids)
-    head, fault = _load(source, settings, model, tp, kernels)
+    source = DraftSource(folder=head_folder(config.model), layer_ids=layer_ids, store=held)
+    head, fault = _load_alike(source, settings, model, tp, kernels)
     if not fault:
         model.draft_head = head
         return ""
@@ -99,17 +111,34 @@ def attach_draft_head(
     return fault
 
 
-def _load(
+def _load_alike(
     source: DraftSource,
     settings: WorkerSettings,
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
 ) -> tuple[DraftHead | None, str]:
-    """Return the head, or what is wrong with it; the ranks agree whether anything is."""
-    head, mine, fault = None, _NO_FINGERPRINT, ""
+    """Return the head, or what is wrong with it; the ranks agree whether anything is.
+
+    Where they have different ones in memory, all of them look into their folders once more.
+    """
+    for attempt in (source, replace(source, store=None)):
+        head, mine, fault = _load(attempt, settings, model, tp, kernels)
+        if set(gather_fingerprints(mine, tp)) == {mine}:
+            return head, fault
+    return None, fault or "another rank has another one, or could not load it"
+
+
+def _load(
+    source: DraftSource,
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+) -> tuple[DraftHead | None, str, str]:
+    """Return the head and its fingerprint, or what is wrong with it."""
     try:
-        head, mine = load_eagle3(
+        head, found = load_eagle3(
             source,
             model,
             device=settings.device,
@@ -117,12 +146,11 @@ def _load(
             kernels=kernels,
             max_model_len=settings.max_model_len or model.config.max_position,
         )
+    except StaleWeights:
+        raise
     except InvalidRequest as error:
-        fault = error.message
+        return None, _NO_FINGERPRINT, error.message
     except Exception as error:
         logger.exception("loading the draft model failed")
-        fault = repr(error)
-    prints = gather_fingerprints(mine, tp)
-    if not fault and set(prints) != {mine}:
-        fault = "another rank has another one, or could not load it"
-    return head, fault
+        return None, _NO_FINGERPRINT, repr(error)
+    return head, found, ""

@@ -18,6 +18,7 @@ from surestep_common.invariants import LedgerError
 from surestep_kernels.step.slot_state import DraftIds, SlotState
 from surestep_kernels.step.step_ops import StepOps
 from torch import Tensor
+from torch.nn import functional
 
 from surestep_worker.drafters import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter
 from surestep_worker.drafters.base import DraftSteps
@@ -62,10 +63,8 @@ class Drafting:
         drafter = context.drafter
         self._drafter, self._state = drafter, state
         self._tp, self._device, self._synchronous = context.tp, context.device, context.synchronous
-        self._max_drafts, self._vocab_size = (
-            context.max_draft_tokens,
-            context.model.config.vocab_size,
-        )
+        self._vocab_size = context.model.config.vocab_size
+        self._most_drafts = context.most_drafts
         self.head: DraftSteps | None = None
         self._proposals: Proposals | None = None
         self._unread: Drafter | None = None  # its proposals stay on the device
@@ -96,7 +95,7 @@ class Drafting:
 
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
         words = partial(torch.zeros, dtype=torch.int32, device=self._device)
-        drafts = DraftIds(words(num_rows, self._max_drafts), words(num_rows))
+        drafts = DraftIds(words(num_rows, self._most_drafts), words(num_rows))
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))
 
     def _draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
@@ -116,7 +115,8 @@ class Drafting:
             assert self._unread is not None
             drafts = self._propose(self._unread, inputs.slot, inputs.max_drafts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
-        proposed = DraftIds(drafts.ids, drafts.counts)
+        missing = self._most_drafts - drafts.ids.shape[1]  # windows have room for forced ones, too
+        proposed = DraftIds(functional.pad(drafts.ids, (0, missing)), drafts.counts)
         return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
 from surestep_worker.inputs.columns import PassInputs
 from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.batch import GroupPages, StepBatch
 from surestep_worker.sampling.table import SamplingBatch
 
 from .drafting import Drafted, Drafting
@@ -109,10 +109,12 @@ def _batch(
     return StepBatch(
         token_ids=inputs.token_ids,
         positions=inputs.positions,
-        rows=AttentionRows(
-            state.block_tables, inputs.slots, rows.cu_rows, inputs.start, max_tokens
+        groups=tuple(
+            GroupPages(
+                AttentionRows(tables, inputs.slots, rows.cu_rows, inputs.start, max_tokens), places
+            )
+            for tables, places in zip(state.block_tables, inputs.kv_slots, strict=True)
         ),
-        kv_slots=inputs.kv_slots,
         hidden_index=hidden_index,
         recurrent=RecurrentRows(
             slots=inputs.slots,

@@ -19,6 +19,7 @@ from surestep_worker.ledger.plan_check import check_caught_up
 from surestep_worker.sampling.logprobs import Score
 
 from .drafting import Drafting
+from .guidance import Guided
 from .rank_context import RankContext
 from .result import (
     StepOutcome,
@@ -40,6 +41,7 @@ class LaunchedStep(NamedTuple):
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int
+    guided: Guided
     timings: pb.Timings  # those known at launch
     launched_ns: int  # by perf_counter_ns
 
@@ -130,6 +132,7 @@ class PendingStep:
         result.drafter_skipped = self._launched.drafter_skipped
         if rank == 0:
             fill_rows(result, rows, outcome, ids)
+            self._launched.guided.report(result)
             result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
 

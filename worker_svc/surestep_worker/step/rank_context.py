@@ -11,6 +11,7 @@ from surestep_kernels.step.step_ops import StepOps
 from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter
+from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.ledger.slots import Slots
@@ -25,9 +26,11 @@ class RankContext(NamedTuple):
     caches: Caches
     slots: Slots
     sampling: SamplingTable
+    grammars: GrammarTable
     pooling: PoolingSums
     drafter: Drafter | DeviceDrafter | None
-    max_draft_tokens: int
+    max_draft_tokens: int  # that the drafter proposes for a window
+    most_drafts: int  # of a window, those that its grammar forces included
     tp: TensorParallel
     device: torch.device
     heartbeat: Heartbeat

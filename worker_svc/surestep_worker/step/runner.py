@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_proto import worker_pb2 as pb
+from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_worker.ledger.plan import Rows, read_rows
-from surestep_worker.ledger.plan_bounds import PlanBounds
+from surestep_worker.ledger.plan_bounds import PlanBounds, extend_groups
 from surestep_worker.ledger.plan_check import check_rows
 
 from .pending import Pending
@@ -47,7 +48,7 @@ class Runner:
         if self.context.caches.recurrent is not None:
             self.context.caches.recurrent.reset()
         for slot in range(self._slots.num_slots):
-            self.context.sampling.free(slot)
+            self._free(slot)
 
     @property
     def num_late_compilations(self) -> int:
@@ -79,6 +80,13 @@ class Runner:
         """Capture every kind that would have fitted an earlier step."""
         self._launcher.capture_missed()
 
+    def compile(self, grammar: Grammar) -> None:
+        """Compile a grammar that is going to be needed. May be called from any thread.
+
+        Raises InvalidRequest for one that cannot be.
+        """
+        self.context.grammars.compile(grammar)
+
     def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Call it between epochs."""
         self.context.tp.check_peers()
@@ -101,25 +109,34 @@ class Runner:
                 f"plan {plan.epoch}/{plan.step} does not follow {self._epoch}/{self._step}",
                 param="step",
             )
-        self._bounds.check(plan, self._slots.num_blocks.tolist())
+        self._bounds.check(plan, self._slots.num_blocks)
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
             self._slots.free(slot, tenancy)
-            self.context.sampling.free(slot)
+            self._free(slot)
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._restore(admission)
             if admission.pooling:
                 self.context.pooling.admit(admission.slot)
             else:
-                self.context.sampling.admit(
-                    admission.slot, admission.sampling, admission.prompt_len
-                )
-        self._extend(plan)
+                request = admission.slot, admission.sampling, admission.prompt_len
+                self.context.sampling.admit(*request)
+                self.context.grammars.admit(*request)
+        self._change_tables(plan)
         rows = read_rows(plan)
-        check_rows(rows, self._slots, self.context.max_draft_tokens)
+        check_rows(
+            rows,
+            self._slots,
+            most_drafts=self.context.most_drafts,
+            most_proposed=self.context.max_draft_tokens,
+        )
         self._step = plan.step
         self._slots.last_step[rows.slot] = plan.step
         return rows
+
+    def _free(self, slot: int) -> None:
+        self.context.sampling.free(slot)
+        self.context.grammars.free(slot)
 
     def _restore(self, admission: pb.Admission) -> None:
         """Restore the recurrent state of a cached prefix from the snapshot of its exact length."""
@@ -128,11 +145,15 @@ class Runner:
             return
         recurrent.restore(admission.snapshot_id, admission.slot, admission.num_cached)
 
-    def _extend(self, plan: pb.StepPlan) -> None:
+    def _change_tables(self, plan: pb.StepPlan) -> None:
+        columns = plan.release_slots, plan.release_groups, plan.release_counts
+        for slot, group, count in zip(*columns, strict=True):
+            self._slots.give_back(slot, group, count)
         block_ids = np.array(plan.block_ids, dtype=np.int64)
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
-        for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
-            self._slots.extend(slot, block_ids[end - count : end])
+        extended = plan.extend_slots, extend_groups(plan), plan.extend_counts
+        for slot, group, count, end in zip(*extended, ends, strict=True):
+            self._slots.extend(slot, block_ids[end - count : end], group)
 
 
 def _bounds(context: RankContext) -> PlanBounds:
@@ -141,7 +162,8 @@ def _bounds(context: RankContext) -> PlanBounds:
         num_slots=slots.num_slots,
         max_tokens=slots.tokens.shape[1],
         num_blocks=context.caches.kv.num_blocks,
-        max_blocks_per_slot=slots.block_tables.shape[1],
+        num_groups=len(slots.block_tables),
+        max_blocks_per_slot=slots.block_tables.shape[2],
         vocab_size=context.model.config.vocab_size,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         headless=not context.model.has_head,

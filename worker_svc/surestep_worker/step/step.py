@@ -45,6 +45,7 @@ from surestep_worker.ledger.plan import (
 from .drafting import Drafted, Drafting
 from .forward import ForwardPass, PassOutputs, PassShape
 from .graphs import CapturedStep, GraphKind, Graphs, Queued
+from .guidance import Guidance, Guided
 from .launched import LaunchedStep, PendingStep
 from .phases import Phases
 from .rank_context import RankContext
@@ -60,6 +61,14 @@ class _QueuedStep(NamedTuple):
     geometry: Geometry
     logprobs: LogprobPlan | None
     drafter_failed: bool
+    guided: Guided
+
+
+class _Launched(NamedTuple):
+    columns: StepColumns
+    extras: Extras
+    outputs: PassOutputs
+    packed: Packed | None  # None: what follows the pass is not queued yet
 
 
 class StepLauncher:
@@ -74,6 +83,7 @@ class StepLauncher:
             context.slots.share(self._memory.state.tokens[:-1])
         self._sampling = context.sampling
         self._drafting = Drafting(context, ops, self._memory.state)
+        self._guidance = Guidance(context, self._memory.state)
         self._phases = Phases(context.heartbeat)
         self._pass = ForwardPass(context, ops, self._memory.state, self._drafting, self._phases)
         self._sample = SamplingPass(context, ops, self._memory.state, self._phases)
@@ -157,7 +167,7 @@ class StepLauncher:
         launched = LaunchedStep(
             plan, rows, requested, queued.geometry, queued.logprobs,
             skipped or queued.drafter_failed,
-            self._drafting.faults, self._timings(), time.perf_counter_ns(),
+            self._drafting.faults, queued.guided, self._timings(), time.perf_counter_ns(),
         )  # fmt: skip
         return PendingStep(self.context, queued.download, launched, self._drafting)
 
@@ -171,9 +181,11 @@ class StepLauncher:
     def _run(
         self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
     ) -> _QueuedStep:
-        drafted = None
+        drafted = guided = None
         if self.context.synchronous:
             drafted, differences = self._draft(rows, differences), None
+            drafts, guided = self._guidance.settle(rows, drafted.drafts)
+            drafted = drafted._replace(drafts=drafts)
             rows = dataclasses.replace(rows, max_drafts=drafted.drafts.counts.long().numpy())
         params = self._sampling.logprobs
         geometry = Geometry.of(rows, self.context.slots, params.prompt, requested)
@@ -189,16 +201,19 @@ class StepLauncher:
         )  # fmt: skip
         captured = None
         if self._graphs is not None:
-            plain = extras.plain and not shape.truncated
+            plain = extras.plain and not shape.truncated and not self._guidance.concerns(rows)
             captured = self._graphs.find(step_size(columns, geometry), plain=plain)
         if captured is None:
             pass_shape = PassShape.of(geometry, sampling)
-            outputs, packed = self._launch(
-                LaunchInputs(columns, extras), pass_shape, shape, drafted
-            )
+            launched = self._launch(LaunchInputs(columns, extras), pass_shape, drafted)
         else:
-            outputs, packed = self._replay(captured, columns, extras, shape)
-        return _QueuedStep(Download(packed), geometry, logprobs, outputs.drafter_failed)
+            launched = self._replay(captured, columns, extras)
+        guided = guided or self._guidance.follow(rows, launched.outputs.drafts)
+        outputs, packed = launched.outputs, launched.packed
+        if packed is None:
+            uploaded = guided.onto(launched.extras, geometry, self.context.device)
+            packed = self._sample(launched.columns, outputs, uploaded, shape)
+        return _QueuedStep(Download(packed), geometry, logprobs, outputs.drafter_failed, guided)
 
     def _draft(self, rows: Rows, differences: Runs[Int32Array] | None) -> Drafted:
         """Draft before the windows get their room, so that missing drafts cost no computation.
@@ -208,11 +223,11 @@ class StepLauncher:
         state, sampling = self._memory.state, self._sampling
         extras: Extras[HostColumn] = Extras(differences)
         self._write(upload(extras, self.context.device))
-        if not rows.max_drafts.any() and not rows.catch_up.any():
+        if not rows.max_proposed.any() and not rows.catch_up.any():
             return self._drafting.nothing(len(rows))
         lines = torch.from_numpy(rows.slot)
         behind = (state.committed[lines] - state.drafter_len[lines]).numpy()
-        catch_up, max_drafts = np.minimum(rows.catch_up, behind), rows.max_drafts
+        catch_up, max_drafts = np.minimum(rows.catch_up, behind), rows.max_proposed
         busy = np.flatnonzero((max_drafts > 0) | (catch_up > 0))
         if not len(busy):
             return self._drafting.nothing(len(rows))
@@ -230,31 +245,27 @@ class StepLauncher:
         self,
         inputs: LaunchInputs[HostColumn],
         pass_shape: PassShape,
-        shape: SamplingShape,
         drafted: Drafted | None,
-    ) -> tuple[PassOutputs, Packed]:
+    ) -> _Launched:
         columns, extras = upload(inputs, self.context.device)
         self._write(extras)
         outputs = self._pass(columns.inputs, pass_shape, drafted)
-        return outputs, self._sample(columns, outputs, extras, shape)
+        return _Launched(columns, extras, outputs, None)
 
     def _replay(
         self,
         captured: CapturedStep,
         columns: StepColumns[HostColumn],
         extras: Extras[HostColumn],
-        shape: SamplingShape,
-    ) -> tuple[PassOutputs, Packed]:
-        """Replay a captured step; launch what follows if only a part of it is captured."""
+    ) -> _Launched:
+        """Replay a captured step, or the part of it that is captured."""
         assert self._graphs is not None
         uploaded = self._graphs.input_buffer.send(captured.layout, columns, extras)
         self._write(uploaded)
         self._phases.enter(pb.FORWARD)
         outputs, packed = captured.replay()
         self._phases.enter(pb.SAMPLING)
-        if packed is None:
-            packed = self._sample(captured.layout.columns, outputs, uploaded, shape)
-        return outputs, packed
+        return _Launched(captured.layout.columns, uploaded, outputs, packed)
 
     def _write(self, extras: Extras) -> None:
         """Apply the differences of a plan to the slots on the device."""
@@ -276,7 +287,7 @@ class StepLauncher:
     def _inputs(self, rows: Rows, geometry: Geometry) -> PassInputs[HostColumn]:
         head = None
         if not self.context.synchronous:  # else the drafts have been made
-            head = self._head_inputs(rows.slot, rows.max_drafts, rows.catch_up)
+            head = self._head_inputs(rows.slot, rows.max_proposed, rows.catch_up)
         return PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, head)
 
     def _head_inputs(

@@ -186,6 +186,10 @@ function stepTable(steps) {
 
 function speculation({ model, figures }) {
   if (model === null || model.headless) return null;
+  if (model.drafter_fault) {
+    return h("div", { class: "block" }, h("p", { class: "says" }, "The model is served without speculation, since its drafter cannot be used."),
+      h("p", { class: "note" }, model.drafter_fault));
+  }
   if (!model.drafter) {
     return h("p", { class: "block note" }, "No drafter: each token takes a step of its own. ",
       h("code", {}, "--speculative-config"), " turns speculation on; it changes no token.");

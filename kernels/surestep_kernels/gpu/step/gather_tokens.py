@@ -25,10 +25,12 @@ def _tokens_kernel(
     slots_ptr,  # i64[R]
     start_ptr, valid_ptr,  # i32[R]
     tokens_ptr,  # i32[S, W]
-    tables_ptr,  # i32[S, B]
+    tables_ptr,  # i32[G, S, B]
     error_ptr,  # i32[1]
-    ids_ptr, positions_ptr, kv_slots_ptr,  # i64[T]
-    T, W, B, block_size, num_blocks,
+    ids_ptr, positions_ptr,  # i64[T]
+    kv_slots_ptr,  # i64[G, T]
+    T, S, W, B, block_size, num_blocks,
+    GROUPS: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -43,16 +45,21 @@ def _tokens_kernel(
     page = position // block_size
     inside = (position >= 0) & (position + SHIFT < W) & (page < B)
     position = tl.where(inside, position, 0)
-    block = tl.load(tables_ptr + slot * B + page, mask=mask & inside, other=_NULL)
-    inside = inside & (block >= 0) & (block < num_blocks)
+    entry, table = tables_ptr + slot * B + page, tl.cast(S, tl.int64) * B
+    found = mask & inside
+    for group in tl.static_range(GROUPS):
+        block = tl.load(entry + group * table, mask=found, other=_NULL)
+        inside = inside & (block >= 0) & (block < num_blocks)
     if tl.max((real & (inside == 0)).to(tl.int32), axis=0) > 0:
         tl.atomic_or(error_ptr, _BAD)
     usable = real & inside
-    block = tl.where(usable, block, _NULL).to(tl.int64)
     ids = tl.load(tokens_ptr + slot * W + position + SHIFT, mask=usable, other=0)
     tl.store(ids_ptr + token, ids.to(tl.int64), mask=mask)
     tl.store(positions_ptr + token, position.to(tl.int64), mask=mask)
-    tl.store(kv_slots_ptr + token, block * block_size + position % block_size, mask=mask)
+    for group in tl.static_range(GROUPS):
+        block = tl.load(entry + group * table, mask=usable, other=_NULL).to(tl.int64)
+        place = block * block_size + position % block_size
+        tl.store(kv_slots_ptr + group * tl.cast(T, tl.int64) + token, place, mask=mask)
 
 
 def gather_tokens(
@@ -64,12 +71,14 @@ def gather_tokens(
     block_size: int,
     num_blocks: int,
 ) -> TokenInputs:
-    num_tokens = len(runs.token_row)
-    width, pages = state.tokens.shape[1], state.block_tables.shape[1]
-    inputs = TokenInputs._make(torch.empty_like(runs.token_row, dtype=torch.int64) for _ in "123")
+    num_tokens, width = len(runs.token_row), state.tokens.shape[1]
+    groups, lines, pages = state.block_tables.shape
+    places = torch.empty(2 + groups, num_tokens, dtype=torch.int64, device=runs.token_row.device)
+    inputs = TokenInputs(places[0], places[1], places[2:])
     if num_tokens:
         _tokens_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
             *runs, state.tokens, state.block_tables, error, *inputs,
-            num_tokens, width, pages, block_size, num_blocks, SHIFT=shift, BLOCK=_BLOCK,
+            num_tokens, lines, width, pages, block_size, num_blocks,
+            GROUPS=groups, SHIFT=shift, BLOCK=_BLOCK,
         )  # fmt: skip
     return inputs

@@ -1,4 +1,4 @@
-"""Biases, penalties and forbidden tokens, at the positions whose requests specify them."""
+"""Biases, penalties, forbidden tokens and masks, at the positions whose requests specify them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.choose import SATURATED
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
+from surestep_kernels.step.shape_logits import (
+    Biases,
+    Forbidden,
+    Masks,
+    Penalties,
+    Positions,
+    Shaping,
+)
 
 _BLOCK = 1024
 _SATURATED: tl.constexpr = tl.constexpr(SATURATED)
@@ -120,6 +127,26 @@ def _forbid_kernel(
         tl.store(at, _unless_unusable(float("-inf"), old), mask=applies)
 
 
+@DependentKernel
+@triton.jit
+def _mask_kernel(
+    z_ptr,  # f32[N, V]
+    which_ptr,  # i32[P]
+    words_ptr,  # i32[P, num_words]
+    V, num_words,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    wait_for_earlier_kernels()
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(which_ptr + index).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words_ptr + index * num_words + ids // 32, mask=ids < V, other=-1)
+    barred = ((word >> (ids % 32)) & 1) == 0
+    at = z_ptr + row * V + ids
+    old = tl.load(at, mask=barred, other=0.0)
+    tl.store(at, _unless_unusable(float("-inf"), old), mask=barred)
+
+
 def shape_logits(z: Tensor, positions: Positions, shaping: Shaping) -> None:
     assert z.dtype is torch.float32
     assert z.is_contiguous()
@@ -129,6 +156,8 @@ def shape_logits(z: Tensor, positions: Positions, shaping: Shaping) -> None:
         _penalise(z, positions, shaping.penalties)
     if shaping.forbidden is not None:
         _forbid(z, positions, shaping.forbidden)
+    if shaping.masks is not None:
+        _mask(z, shaping.masks)
 
 
 def _bias(z: Tensor, positions: Positions, biases: Biases) -> None:
@@ -160,3 +189,9 @@ def _forbid(z: Tensor, positions: Positions, forbidden: Forbidden) -> None:
         forbidden.cu, forbidden.cu_ids, forbidden.ids, forbidden.until, forbidden.first,
         z.shape[1], positions.tokens.shape[1],
     )  # fmt: skip
+
+
+def _mask(z: Tensor, masks: Masks) -> None:
+    vocab, num_words = z.shape[1], masks.words.shape[1]
+    grid = len(masks.which), triton.cdiv(vocab, _BLOCK)
+    _mask_kernel[grid](z, masks.which, masks.words, vocab, num_words, BLOCK=_BLOCK)

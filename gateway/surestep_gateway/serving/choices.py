@@ -1,4 +1,4 @@
-"""Response objects of chat and of completions, whole and in chunks.
+"""Choices of chats and of completions, whole and in chunks.
 
 Plain dicts on purpose: one of these is built for every delta of every stream.
 """
@@ -38,7 +38,7 @@ _SLICE_IDS = 1 << 16
 Json = dict[str, Any]
 
 
-class ResponseBuilder(Protocol):
+class ChoiceBuilder(Protocol):
     """The response format of one endpoint. Slow methods are async and let other tasks run."""
 
     name: str  # of the whole object
@@ -63,7 +63,7 @@ class ResponseBuilder(Protocol):
         """Return further keys of the whole object and of the first chunk."""
 
 
-class ChatResponseBuilder:
+class ChatChoices:
     """/v1/chat/completions"""
 
     name = "chat.completion"
@@ -145,7 +145,7 @@ class ChatResponseBuilder:
         return [event for event in events if not isinstance(event, Reasoning)]
 
 
-class CompletionResponseBuilder:
+class CompletionChoices:
     """/v1/completions"""
 
     name = chunk_name = "text_completion"
@@ -248,6 +248,16 @@ class CompletionResponseBuilder:
 
     def _prompt_text(self, sequence: OutputSequence) -> str:
         return self._generation.prompt_of(sequence).text or ""
+
+
+def envelope(generation: Generation, name: str) -> Json:
+    """Return what every object of a response begins with."""
+    return {
+        "id": generation.id,
+        "object": name,
+        "created": generation.created,
+        "model": generation.model,
+    }
 
 
 async def _ids(prompt: Prompt) -> RawJson:

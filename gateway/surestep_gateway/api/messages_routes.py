@@ -1,0 +1,67 @@
+"""The endpoints of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from surestep_gateway.context import Gateway
+from surestep_gateway.output.json_pieces import JsonPieces
+from surestep_gateway.serving.event_stream import respond
+from surestep_gateway.serving.generation import chat_generation
+from surestep_gateway.serving.message_answer import MessageAnswer
+from surestep_gateway.serving.request_log import log_request
+from surestep_gateway.text_processes.jobs import COUNT, MESSAGE
+from surestep_gateway.translate.message_body import CountTokensRequest, MessagesRequest
+from surestep_gateway.translate.message_request import FIELD_NAMES
+
+from .described_route import COUNTED_ERRORS, DescribedRoute, Description
+from .requests import deadline_of, origin_of, prepare, renamed
+
+_CREATE = Description(
+    summary="Answer as a message of Anthropic's API.",
+    bodies=(MessagesRequest,),
+    streams=True,
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
+_COUNT = Description(
+    summary="Tokens of a prompt of that API.",
+    bodies=(CountTokensRequest,),
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
+
+
+class MessagesRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[Route]:
+        return [
+            DescribedRoute("POST", "/v1/messages", self.create, _CREATE),
+            DescribedRoute("POST", "/v1/messages/count_tokens", self.count, _COUNT),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/messages"""
+        arrived, gateway = time.perf_counter(), self._gateway
+        deadline = deadline_of(gateway)
+        with renamed(FIELD_NAMES):
+            prepared = await prepare(gateway, MESSAGE, request, deadline)
+            origin = origin_of(request, prepared.body, arrived)
+            name = f"msg_{secrets.token_hex(12)}"
+            generation = await chat_generation(gateway, prepared, origin, deadline, name)
+        log_request(gateway, generation)
+        return await respond(gateway, generation, MessageAnswer(generation), request.receive)
+
+    async def count(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens"""
+        gateway = self._gateway
+        with renamed(FIELD_NAMES):
+            answer = await prepare(gateway, COUNT, request, deadline_of(gateway))
+        return JsonPieces([answer], gateway.answers)

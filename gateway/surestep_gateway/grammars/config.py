@@ -1,0 +1,34 @@
+"""`--structured-outputs-config`: a JSON object with vLLM's key names."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+
+class JsonStyle(NamedTuple):
+    """What JSON may look like beyond what a schema says."""
+
+    any_whitespace: bool = True
+    whitespace_pattern: str | None = None  # a regular expression
+    additional_properties: bool = True  # where a schema does not say
+
+
+class StructuredOutputsConfig(BaseModel):
+    """What all structured outputs have in common. Whichever backend is named, llguidance serves."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    backend: Literal["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"] = "auto"
+    disable_fallback: bool = False  # no effect: there is nothing to fall back to
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False  # reasoning is part of what a grammar describes
+
+    def style(self) -> JsonStyle:
+        """Return what JSON looks like unless a request asks for less."""
+        return JsonStyle(
+            any_whitespace=not self.disable_any_whitespace,
+            additional_properties=not self.disable_additional_properties,
+        )

@@ -1,0 +1,109 @@
+"""Languages of whole outputs: reasoning in front, which is free, then what is asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
+
+from .calls import Tools, calls, text_with_calls
+from .language import ANYTHING, Language, Rules, Special, checked, marker, source_of
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
+_BODY = Rules("@body")
+
+
+class Wanted(NamedTuple):
+    """What a request asks of an output; at least one of both."""
+
+    content: Language | None = None
+    tools: Tools | None = None
+
+    @property
+    def field(self) -> str:
+        """The request's field that asks for it."""
+        return self.content.field if self.content is not None else self.tools_field
+
+    @property
+    def tools_field(self) -> str:
+        return self.tools.field if self.tools is not None else ""
+
+
+class Format(NamedTuple):
+    """How the model writes, and where in its output it is: `parser` has read what there is."""
+
+    reasoning: str | None  # names of the parsers
+    tools: str | None
+    parser: ReasoningParser | None
+    special: Special
+
+
+class Constraint(NamedTuple):
+    """A grammar's source, and the token behind which it begins, if it does not begin at once."""
+
+    source: str
+    begins_after: str | None = None
+
+
+def constraint(wanted: Wanted, written: Format) -> Constraint:
+    """Return the grammar of an output. Raise InvalidRequest naming the field."""
+    begins_after = None
+    if written.reasoning == HARMONY_REASONING:
+        rules = _harmony(wanted, written)
+    else:
+        rules = _plain(wanted, written)
+        parser = written.parser
+        if parser is not None and parser.reasoning and written.special(_CLOSE):
+            # Free text costs nothing where no grammar follows it.
+            begins_after = _CLOSE
+            rules = Rules(f"{_GAP} ({rules.expression})", rules.rules)
+        elif parser is not None and parser.may_reason:
+            rules = _behind_thought(rules, parser, written.special)
+    bodies = {"body": wanted.content} if "@body" in rules.expression + rules.rules else {}
+    source = source_of(rules, {name: body for name, body in bodies.items() if body is not None})
+    return Constraint(checked(source, wanted.field), begins_after)
+
+
+def _plain(wanted: Wanted, written: Format) -> Rules:
+    """Return the language behind the reasoning."""
+    tools = wanted.tools
+    if tools is None or written.tools is None:
+        return _BODY
+    if tools.required:
+        return calls(written.tools, tools, written.special)
+    if wanted.content is not None:
+        called = calls(written.tools, tools, written.special)
+        return Rules(f"({called.expression}) | @body", called.rules)
+    return text_with_calls(written.tools, tools, written.special)
+
+
+def _behind_thought(content: Rules, parser: ReasoningParser, special: Special) -> Rules:
+    """Return the language of content with reasoning in front, where that may still come."""
+    if special(_CLOSE):
+        thought = f"thought: {ANYTHING} {_CLOSE} {_GAP}\n"
+    else:
+        thought = f"thought: thought_text {_GAP}\nthought_text[lazy]: /(?s:.*)<\\/think>/\n"
+    lead = "thought" if parser.reasoning else f"({marker(_OPEN, special)} thought)?"
+    return Rules(f"{lead} ({content.expression})", thought + content.rules)
+
+
+def _harmony(wanted: Wanted, written: Format) -> Rules:
+    """Return the language of messages in channels, of which the last is what is asked for."""
+    tools, parser = wanted.tools, written.parser
+    if parser is not None and not parser.may_reason:  # within the last message
+        return _BODY if wanted.content is not None else Rules(ANYTHING)
+    endings, rules = [], ""
+    if tools is not None:
+        called = calls(written.tools or "", tools, written.special)
+        endings.append("call")
+        rules += called.rules
+    if tools is None or not tools.required:
+        content = _BODY if wanted.content is not None else Rules(ANYTHING)
+        endings.append("answered")
+        rules += f'answered: <|channel|> "final" <|message|> ({content.expression})\n'
+    rules += (
+        f'thought: <|channel|> ("analysis" | "commentary") <|message|> thought_text <|end|> '
+        f'<|start|> "assistant"\nthought_text: {ANYTHING}\n'
+    )
+    return Rules(f"thought* ({' | '.join(endings)})", rules)

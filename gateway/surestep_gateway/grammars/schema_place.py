@@ -1,0 +1,58 @@
+"""Where in a JSON schema a fault lies: llguidance says what is wrong, but not where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .language import Json, Language, Rules, fault_in, source_of
+
+_TRIALS = 128  # parts of a schema that are looked at by themselves
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
+
+
+def schema_fault(schema: Json, field: str) -> tuple[str, str] | None:
+    """Return the place of the first fault and the fault; None for a schema without one."""
+    fault = _fault(schema, schema)
+    if not fault:
+        return None
+    trials, place = _TRIALS, field
+    at: Json | None = schema
+    while at is not None:
+        found = None
+        for name, part in _parts(at):
+            trials -= 1
+            if trials < 0:
+                return place, fault
+            if inner := _fault(part, schema):
+                found, place, fault = part, f"{place}.{name}", inner
+                break
+        at = found
+    return place, fault
+
+
+def _parts(schema: Json) -> Iterator[tuple[str, Json]]:
+    for key in _BY_NAME:
+        named = schema.get(key)
+        for name, part in named.items() if isinstance(named, dict) else ():
+            yield from _part(f"{key}.{name}", part)
+    for key in _LISTS:
+        parts = schema.get(key)
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            yield from _part(f"{key}[{number}]", part)
+    for key in _SINGLE:
+        yield from _part(key, schema.get(key))
+
+
+def _part(name: str, part: Any) -> Iterator[tuple[str, Json]]:
+    if isinstance(part, dict):
+        yield name, part
+
+
+def _fault(part: Json, whole: Json) -> str:
+    """Return what is wrong with a part of a schema, which may refer to definitions of the whole."""
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    body = Language("", schema=shared | part)
+    return fault_in(source_of(Rules("@body"), {"body": body}))

@@ -1,0 +1,121 @@
+"""Structured outputs: from the values of a request's fields to languages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+from surestep_common.errors import InvalidRequest
+from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
+
+from .config import JsonStyle
+from .language import Json, Language
+from .schema_place import schema_fault
+
+ANY_OBJECT: Json = {"type": "object"}
+_VALUES = ("enum", "const", "default", "examples")  # keys of a schema that have none in them
+
+
+def json_language(schema: str | Json, field: str, style: JsonStyle) -> Language:
+    """Return the language of the JSON that a schema allows. Raise InvalidRequest."""
+    if isinstance(schema, str):
+        schema = _parsed(schema, field)
+    check_schema(schema, field)
+    return Language(field, schema=styled(schema, style))
+
+
+def check_schema(schema: Json, field: str) -> None:
+    """Raise InvalidRequest that names the place at fault."""
+    if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"{field}: the schema must have at most {MAX_GRAMMAR_BYTES} bytes", param=field
+        )
+    found = schema_fault(schema, field)
+    if found is not None:
+        place, fault = found
+        raise InvalidRequest(f"{place}: {fault}", param=place)
+
+
+def styled(schema: Json, style: JsonStyle) -> Json:
+    """Return a schema that says how its JSON looks."""
+    if not style.additional_properties:
+        schema = _closed(schema)
+    options: Json = {}
+    if not style.any_whitespace:
+        options = {"whitespace_flexible": False}
+    elif style.whitespace_pattern is not None:
+        options = {"whitespace_pattern": style.whitespace_pattern}
+    return schema | {"x-guidance": options} if options else schema
+
+
+def regex_language(regex: str, field: str) -> Language:
+    """Return the language of a regular expression, which must match the whole output."""
+    return Language(field, lark=f"start: /{llguidance.regex_to_lark(regex)}/")
+
+
+def choice_language(choices: Sequence[str], field: str) -> Language:
+    """Return the language of these texts."""
+    spelled = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return Language(field, lark=f"start: {spelled}")
+
+
+def grammar_language(grammar: str, field: str) -> Language:
+    """Return the language of a grammar in Lark or GBNF. Raise InvalidRequest."""
+    try:
+        return Language(field, lark=llguidance.grammar_from("grammar", grammar))
+    except Exception as error:  # noqa: BLE001  # a parser in Python, of what clients write
+        raise InvalidRequest(f"{field}: {error}", param=field) from None
+
+
+def tagged_language(
+    structures: Sequence[Json], triggers: Sequence[str], field: str, style: JsonStyle
+) -> Language:
+    """Return the language of text in which JSON follows tags. Raise InvalidRequest.
+
+    A structure is `{"begin": ..., "schema": ..., "end": ...}`; it applies where the text has the
+    trigger that its beginning begins with.
+    """
+    tags = []
+    for number, structure in enumerate(structures):
+        place = f"{field}.structures[{number}]"
+        begin: str = structure["begin"]
+        trigger = next((one for one in triggers if begin.startswith(one)), None)
+        if trigger is None:
+            raise InvalidRequest(
+                f"{place}.begin: it begins with none of the triggers", param=f"{place}.begin"
+            )
+        schema: Json = structure.get("schema") or ANY_OBJECT
+        check_schema(schema, f"{place}.schema")
+        tags.append(
+            llguidance.StructTag(
+                trigger=trigger,
+                begin=begin,
+                grammar=styled(schema, style),
+                end=structure.get("end", ""),
+            )
+        )
+    return Language(field, lark=llguidance.StructTag.to_grammar(tags))
+
+
+def _parsed(text: str, field: str) -> Json:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: not valid JSON: {error}", param=field) from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{field}: a schema is an object", param=field)
+    return schema
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those it names."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {key: part if key in _VALUES else _closed(part) for key, part in schema.items()}
+    if "properties" in schema:
+        shown.setdefault("additionalProperties", False)
+    return shown

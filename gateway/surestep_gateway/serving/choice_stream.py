@@ -1,0 +1,66 @@
+"""Streams of choices: chunks of chats and of completions, then their usage and `[DONE]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surestep_gateway.http.errors import error_body
+from surestep_gateway.output.json_pieces import json_pieces
+from surestep_gateway.output.sequence import Delta, OutputSequence
+
+from .choices import ChoiceBuilder, envelope
+from .event_stream import Pieces, event
+from .generation import Generation
+
+
+class ChoiceEvents:
+    """The events of one stream.
+
+    A failure becomes an `error` event, and `[DONE]` is left out: clients take it for success.
+    """
+
+    def __init__(
+        self, generation: Generation, builder: ChoiceBuilder, *, force_usage: bool
+    ) -> None:
+        """With `force_usage` every event has the usage, asked for or not."""
+        options = generation.body.stream_options
+        include = bool(options and options.include_usage)
+        self._generation = generation
+        self._builder = builder
+        self._usage_at_end = force_usage or include
+        self._usage_always = force_usage or bool(
+            include and options and options.continuous_usage_stats
+        )
+        self._head = envelope(generation, builder.chunk_name)
+        self._begun = False
+
+    async def opening(self, sequence: OutputSequence) -> Pieces:
+        """Return the choice that opens a sequence; the first one has what all choices share."""
+        extra = {} if self._begun else await self._builder.extra()
+        self._begun = True
+        choice = await self._builder.opening(sequence)
+        if choice is None:
+            return []
+        first, *rest = json_pieces(self._chunk(choice) | extra)
+        pieces = [b"data: " + first, *rest]
+        pieces[-1] += b"\n\n"
+        return pieces
+
+    def delta(self, sequence: OutputSequence, delta: Delta) -> bytes:
+        choice = self._builder.piece(sequence, delta)
+        return b"" if choice is None else event(self._chunk(choice))
+
+    async def end(self) -> bytes:
+        tail = b"data: [DONE]\n\n"
+        if not self._usage_at_end:
+            return tail
+        return event(self._head | {"choices": [], "usage": self._generation.usage.shown()}) + tail
+
+    async def failure(self, error: Exception) -> bytes:
+        return event(error_body(error))
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._head | {"choices": [choice]}
+        if self._usage_at_end:  # null until the last one, as OpenAI has it
+            chunk["usage"] = self._generation.usage.shown() if self._usage_always else None
+        return chunk

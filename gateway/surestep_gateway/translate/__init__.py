@@ -1,0 +1,1 @@
+"""Requests of OpenAI's Responses API and of Anthropic's Messages API, as requests of chats."""

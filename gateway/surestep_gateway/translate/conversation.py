@@ -1,0 +1,60 @@
+"""Conversations of other APIs as messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+INSTRUCTING = ("system", "developer")
+
+
+class Conversation:
+    """The messages of a chat, made of what was said, thought and called, in order.
+
+    Reasoning, text and calls of the assistant become one message as long as they come in this
+    order. Instructions at the beginning become one message, of the role that all templates know.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self._answer: Json | None = None  # of the assistant, open for more
+
+    def instruct(self, text: str) -> None:
+        """Add instructions."""
+        self._answer = None
+        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            text = "\n\n".join(part for part in (self.messages.pop()["content"], text) if part)
+        self.messages.append({"role": "system", "content": text})
+
+    def say(self, role: str, content: str | list[Json]) -> None:
+        """Add a message of the user, or of another role but the assistant's."""
+        self._answer = None
+        self.messages.append({"role": role, "content": content})
+
+    def answer(self, text: str) -> None:
+        """Add text of the assistant."""
+        self._open(unless=("content", "tool_calls"))["content"] = text
+
+    def think(self, text: str) -> None:
+        """Add reasoning of the assistant."""
+        message = self._open(unless=("content", "tool_calls"))
+        before = message.get("reasoning")
+        message["reasoning"] = f"{before}\n{text}" if before else text
+
+    def call(self, call_id: str, name: str, arguments: str | Json) -> None:
+        """Add a call of the assistant's; arguments are JSON text or an object."""
+        function = {"name": name, "arguments": arguments}
+        calls = self._open().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, content: str | list[Json]) -> None:
+        """Add what a call returned."""
+        self._answer = None
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def _open(self, unless: tuple[str, ...] = ()) -> Json:
+        """Return the open answer, or a new one if that has any of these keys."""
+        if self._answer is None or any(key in self._answer for key in unless):
+            self._answer = {"role": "assistant"}
+            self.messages.append(self._answer)
+        return self._answer

@@ -1,0 +1,179 @@
+"""The bodies of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from surestep_gateway.request.protocol import (
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    MAX_TOOLS,
+    UNSUPPORTED_KIND,
+    Body,
+    Name,
+    Positive,
+    SamplingBody,
+    Stop,
+    User,
+)
+
+_SHOWN_CHARS = 32  # of an unknown type
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Body):
+    """Reasoning of an earlier answer; `signature` is not looked at."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    """Reasoning that only Anthropic's models can read: left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Body):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+
+
+def _kind(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return f"<{kind}>" if isinstance(kind, str) else "<text>"
+
+
+def _known(*kinds: str) -> BeforeValidator:
+    """Return the check that a block is of one of these kinds."""
+
+    def check(block: Any) -> Any:
+        kind = _kind(block)[1:-1]
+        if kind not in kinds:
+            shown = kind[:_SHOWN_CHARS]
+            raise PydanticCustomError(
+                UNSUPPORTED_KIND, "no blocks of type '{kind}' here", {"kind": shown}
+            )
+        return block
+
+    return BeforeValidator(check)
+
+
+OnlyText = Annotated[TextBlock, _known("text")]
+Texts = Annotated[list[OnlyText], Field(fail_fast=True)]
+
+
+class ToolResultBlock(Body):
+    """What a call returned; that it is an error is for the text to say."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: str | Texts | None = None
+
+
+Block = Annotated[
+    Annotated[
+        Annotated[TextBlock, Tag("<text>")]
+        | Annotated[ThinkingBlock, Tag("<thinking>")]
+        | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+        | Annotated[ToolUseBlock, Tag("<tool_use>")]
+        | Annotated[ToolResultBlock, Tag("<tool_result>")],
+        Discriminator(_kind),
+    ],
+    _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+
+
+class Message(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class Thinking(Body):
+    """Whether the model reasons first; `budget_tokens` is without effect."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesTool(Body):
+    """A function that the model may call; `input_schema` is a JSON schema."""
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class MessagesToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None  # of the tool, where that is the type
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(Body):
+    user_id: User | None = None
+
+
+def _functions_only(tool: Any) -> Any:
+    """Raise for a tool that Anthropic's servers would run."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind not in ("custom", None):
+        shown = str(kind)[:_SHOWN_CHARS]
+        raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
+    return tool
+
+
+class MessagesBody(SamplingBody):
+    """The fields that make the prompt, and those that sample."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_tokens: Positive | None = None
+    system: str | Texts | None = None
+    stop_sequences: (
+        Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = None
+    stream: bool | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    tools: (
+        Annotated[
+            list[Annotated[MessagesTool, BeforeValidator(_functions_only)]],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    tool_choice: MessagesToolChoice | None = None
+    metadata: Metadata | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(MessagesBody):
+    """POST /v1/messages"""
+
+    max_tokens: Positive
+
+
+class CountTokensRequest(MessagesBody):
+    """POST /v1/messages/count_tokens"""

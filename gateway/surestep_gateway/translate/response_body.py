@@ -1,0 +1,125 @@
+"""The body of requests to the Responses API: OpenAI's fields, and vLLM's extra ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from surestep_gateway.request.protocol import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    UNSUPPORTED_KIND,
+    Body,
+    Name,
+    Natural,
+    Positive,
+    SamplingBody,
+    StreamOptions,
+)
+
+from .response_items import CheckedItem
+
+MAX_METADATA = 16
+_SHOWN_CHARS = 32  # of what is not served
+
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+ResponseId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class ReasoningOptions(Body):
+    """`summary` is without effect: reasoning is given as it was written."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(Body):
+    """The format of the answer; `schema` is a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseTool(Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedResponseTool(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+def _functions_only(given: Any) -> Any:
+    """Raise for a tool, or a choice of one, that is no function."""
+    kind = given.get("type") if isinstance(given, dict) else "function"
+    if kind not in ("function", None):
+        shown = str(kind)[:_SHOWN_CHARS]
+        raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
+    return given
+
+
+def _kind_of_input(given: Any) -> str:
+    return "<items>" if isinstance(given, list) else "<text>"
+
+
+class ResponseRequest(SamplingBody):
+    """POST /v1/responses"""
+
+    input: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[
+            list[CheckedItem],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            Tag("<items>"),
+        ],
+        Discriminator(_kind_of_input),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Natural | None = None  # no effect: there are no built-in tools
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = (
+        None
+    )
+    parallel_tool_calls: bool | None = None
+    previous_response_id: ResponseId | None = None
+    reasoning: ReasoningOptions | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | NamedResponseTool,
+            BeforeValidator(_functions_only),
+        ]
+        | None
+    ) = None
+    tools: (
+        Annotated[
+            list[Annotated[ResponseTool, BeforeValidator(_functions_only)]],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,205 @@
+"""Requests of the Responses API, prepared as chats."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from surestep_common.errors import InvalidRequest, NotFound
+from surestep_proto.scheduler_pb2 import SchedulerInfo
+
+from surestep_gateway.request.parse import parse, parse_fields
+from surestep_gateway.request.prepare import Draft, draft_chat_request
+from surestep_gateway.request.prompts import PreparedRequest
+from surestep_gateway.request.protocol import ChatRequest, SamplingBody
+from surestep_gateway.request.unsupported import UNSUPPORTED, refuse_in_responses
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+
+from .conversation import Json
+from .frames import framed, unframed
+from .response_body import ResponseRequest, ResponseTool, TextFormat
+from .response_items import (
+    Item,
+    ItemReference,
+    MessageItem,
+    messages_of,
+    resolved,
+    response_of,
+    stored_items,
+)
+
+MAX_REFERENCED = 256  # stored responses that one request goes on from or refers to
+
+# How names of fields of the chat begin that a request becomes, and what clients call them.
+FIELD_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    r"response_format(\.json_schema)?": "text.format",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+}
+_SHOWN = {  # of a request, in its response
+    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls"),
+    *("previous_response_id", "reasoning", "text", "tool_choice", "tools", "truncation", "user"),
+    *("temperature", "top_p", "safety_identifier"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedResponse:
+    """A request that is ready to run, or that needs stored responses before it is."""
+
+    wanted: Sequence[str] = ()  # ids of these
+    token: str = ""  # what is random in the response's id
+    asked: Json  # fields of the request that its response shows, and `store`
+    items: bytes = b""  # frames with the JSON of each item of the conversation so far
+    num_items: int = 0
+    chat: PreparedRequest | None = None
+
+
+def draft_response(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedResponse]:
+    """POST /v1/responses. Raise SurestepError."""
+    return _draft(processor, raw, None, info)
+
+
+def draft_continued(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedResponse]:
+    """The same with the stored responses that it needs: `raw` is the body and they, framed."""
+    body, *records = unframed(raw)
+    return _draft(processor, body, records, info)
+
+
+def _draft(
+    processor: TextProcessor,
+    raw: bytes | bytearray,
+    fetched: Sequence[bytes | bytearray] | None,
+    info: SchedulerInfo,
+) -> Draft[PreparedResponse]:
+    body = parse(ResponseRequest, raw)
+    refuse_in_responses(body)
+    asked = _asked(body)
+    items = _items(body)
+    wanted = _wanted(body, items)
+    if wanted and fetched is None:
+        needs = PreparedResponse(wanted=wanted, asked=asked)
+        return Draft(Texts([], add_special_tokens=False), lambda _: needs)
+    records = {one["response"]["id"]: one for one in map(_record, fetched or ())}
+    history = _history(body.previous_response_id, records)
+    conversation = resolved(items, history, records)
+    messages = messages_of(body.instructions, conversation, first=len(history))
+    chat = draft_chat_request(processor, _chat(body, messages), info)
+    token = secrets.token_hex(16)
+    stored = bytes(framed([orjson.dumps(one) for one in stored_items(conversation, token)]))
+
+    def finish(encoded: Sequence[list[int]]) -> PreparedResponse:
+        return PreparedResponse(
+            token=token,
+            asked=asked,
+            items=stored,
+            num_items=len(conversation),
+            chat=chat.finish(encoded),
+        )
+
+    return Draft(chat.texts, finish)
+
+
+def _record(frames: bytes | bytearray) -> Json:
+    """Return a stored response and the items that it was made from."""
+    response, *items = map(orjson.loads, unframed(frames))
+    return {"response": response, "items": items}
+
+
+def _items(body: ResponseRequest) -> list[Item]:
+    if isinstance(body.input, str):
+        return [MessageItem(role="user", content=body.input)]
+    return list(body.input)
+
+
+def _wanted(body: ResponseRequest, items: Sequence[Item]) -> list[str]:
+    """Return the ids of the stored responses that a request needs. Raise NotFound."""
+    wanted = [body.previous_response_id] if body.previous_response_id is not None else []
+    for number, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            response = response_of(item.id)
+            if response is None:
+                param = f"input[{number}]"
+                raise NotFound(f"{param}: no item with the id '{item.id}' is stored", param=param)
+            wanted.append(response)
+    unique = list(dict.fromkeys(wanted))
+    if len(unique) > MAX_REFERENCED:
+        raise InvalidRequest(
+            f"input: items of {len(unique)} stored responses, more than {MAX_REFERENCED}",
+            param="input",
+        )
+    return unique
+
+
+def _history(previous: str | None, records: Mapping[str, Json]) -> list[Json]:
+    """Return the items up to the end of the response that is gone on from. Raise NotFound."""
+    if previous is None:
+        return []
+    if previous not in records:
+        raise NotFound(
+            f"no response with the id '{previous}' is stored", param="previous_response_id"
+        )
+    record = records[previous]
+    return [*record["items"], *record["response"]["output"]]
+
+
+def _chat(body: ResponseRequest, messages: Sequence[Json]) -> ChatRequest:
+    """Return the request as one of a chat. Raise InvalidRequest."""
+    extra = body.model_extra or {}
+    given: dict[str, Any] = {
+        name: getattr(body, name)
+        for name in SamplingBody.model_fields.keys() & body.model_fields_set
+    }
+    # What chats refuse is refused here too.
+    given |= {name: extra[name] for name in UNSUPPORTED & extra.keys()}
+    given |= {
+        "messages": messages,
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "verbosity": body.text.verbosity if body.text else None,
+        "response_format": _format(body.text.format if body.text else None),
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": _tool_choice(body),
+        "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    return parse_fields(ChatRequest, given)
+
+
+def _format(asked: TextFormat | None) -> Json | None:
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    schema = asked.model_dump(by_alias=True, exclude_unset=True, exclude={"type"})
+    return {"type": asked.type, "json_schema": schema}
+
+
+def _tool(tool: ResponseTool) -> Json:
+    return {"type": "function", "function": tool.model_dump(exclude_unset=True, exclude={"type"})}
+
+
+def _tool_choice(body: ResponseRequest) -> str | Json | None:
+    choice = body.tool_choice
+    if not body.tools and choice == "auto":
+        return None  # clients say so without tools, too
+    if choice is None or isinstance(choice, str):
+        return choice
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _asked(body: ResponseRequest) -> Json:
+    asked = body.model_dump(mode="json", include=_SHOWN, exclude_unset=True, by_alias=True)
+    return asked | {"store": body.store is not False}

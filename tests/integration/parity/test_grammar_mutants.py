@@ -1,0 +1,123 @@
+"""Bugs that grammars under speculation invite, put back one at a time: the matrix sees each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.parity.bench import Conditions, ParityBench, same
+from support.parity.grammars import Reader
+from surestep_common.errors import SurestepError
+from surestep_common.invariants import LedgerError
+from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_scheduler.core.sequence import Finish
+from surestep_worker.grammar import window
+from surestep_worker.grammar.table import GrammarTable
+from surestep_worker.grammar.walk import Walk
+from surestep_worker.grammar.window import Window
+from surestep_worker.step.guidance import Guided
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(mutate: Mutant) -> Mutant:
+    MUTANTS[mutate.__name__] = mutate
+    return mutate
+
+
+def wrong(bench: ParityBench, *, device: bool = False) -> set[str]:
+    """Names of answers that are not what is expected, or not what was asked for."""
+    reader, found = Reader(bench.folder), set[str]()
+    conditions = Conditions(shuffle_seed=5, step_ops=STEP_REFERENCE if device else None)
+    for drafter in ("flip-1", "oracle"):
+        answers = bench.run("mixed", drafter=drafter, k=4, depth=2, conditions=conditions)
+        for name, expected in bench.expected.items():
+            answer = answers[name]
+            if not same(answer, expected):
+                found.add(name)
+            elif answer.finish is Finish.STOP:
+                reader.check(name, answer.token_ids)
+    return found
+
+
+@mutant
+def masks_are_those_of_the_position_before(patch: pytest.MonkeyPatch) -> None:
+    def late(walk: Walk, into: Window, place: int, num_words: int) -> Any:
+        words = original(walk, into, place, num_words)
+        if len(into.masks) > 1:
+            into.masks[-1] = into.masks[-2]
+        return words
+
+    original = window._add_mask
+    patch.setattr(window, "_add_mask", late)
+
+
+@mutant
+def drafts_advance_the_request_itself(patch: pytest.MonkeyPatch) -> None:
+    """A draft that is rejected has moved the matcher on."""
+    patch.setattr(Walk, "copy", lambda self: self)
+
+
+@mutant
+def emitted_tokens_are_forgotten_on_admission(patch: pytest.MonkeyPatch) -> None:
+    """As if the walk began where the new tenancy does."""
+
+    def admit(self: GrammarTable, slot: int, params: Any, prompt_len: int) -> None:
+        original(self, slot, params, prompt_len + 1)
+
+    original = GrammarTable.admit
+    patch.setattr(GrammarTable, "admit", admit)
+
+
+@mutant
+def the_grammar_begins_with_the_window(patch: pytest.MonkeyPatch) -> None:
+    """The end of reasoning inside a window is noticed behind it only."""
+
+    def unmasked(self: Guided, geometry: Any) -> Any:
+        for made in self.windows.values():
+            if made.first:
+                made.masks.clear()
+        return original(self, geometry)
+
+    original = Guided._masks
+    patch.setattr(Guided, "_masks", unmasked)
+
+
+@mutant
+def the_end_is_always_allowed(patch: pytest.MonkeyPatch) -> None:
+    def fill(self: Walk, words: Any) -> None:
+        original(self, words)
+        np.bitwise_or.at(words, self._stop_words, self._stop_bits)
+
+    original = Walk.fill
+    patch.setattr(Walk, "fill", fill)
+
+
+@mutant
+def masks_of_another_row(patch: pytest.MonkeyPatch) -> None:
+    def shifted(self: Guided, geometry: Any) -> Any:
+        masks = original(self, geometry)
+        return masks if masks is None else masks._replace(words=np.roll(masks.words, 1, axis=0))
+
+    original = Guided._masks
+    patch.setattr(Guided, "_masks", shifted)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_nothing_is_wrong_without_a_mutant(guided_bench: ParityBench, device: bool) -> None:
+    assert wrong(guided_bench, device=device) == set()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(
+    guided_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MUTANTS[name](monkeypatch)
+    try:
+        found = wrong(guided_bench)
+    except (AssertionError, ValueError, LedgerError, SurestepError):
+        return  # an answer that is not what was asked for, or a check of the ledger
+    assert found

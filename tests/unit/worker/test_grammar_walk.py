@@ -1,0 +1,247 @@
+"""Matchers: what they allow, when they begin, what they force, and what they are refused for."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from support.checkpoints import ascii_tokenizer
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
+from surestep_proto import sampling_pb2 as pb
+from surestep_worker.grammar.compiler import MAX_CACHED_GRAMMARS, Compiler, tokenizer_of
+from surestep_worker.grammar.table import GrammarTable
+from surestep_worker.grammar.walk import Walk, allows
+from surestep_worker.grammar.window import Window, make_window, mask_window
+from tokenizers import Tokenizer
+
+VOCAB, EOS = 160, 2
+NUM_WORDS = VOCAB // 32
+OBJECT = LLMatcher.grammar_from_json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    defaults={"whitespace_flexible": False},
+)
+WORD = LLMatcher.grammar_from_regex("[a-z]{1,3}")
+REGEX = LLMatcher.grammar_from_regex
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ascii_tokenizer.save(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> Compiler:
+    return Compiler(partial(tokenizer_of, folder / "tokenizer.json", VOCAB, [EOS]))
+
+
+@pytest.fixture(scope="module")
+def spell(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def ids_of(spell: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = spell.encode(text).ids
+    return ids
+
+
+def allowed(words: np.ndarray) -> set[int]:
+    return {token for token in range(VOCAB) if allows(words, token)}
+
+
+def next_of(walk: Walk) -> set[int]:
+    words = np.zeros(NUM_WORDS, dtype=np.int32)
+    walk.fill(words)
+    return allowed(words)
+
+
+def test_only_what_belongs_to_the_grammar_comes_next(compiler: Compiler, spell: Tokenizer) -> None:
+    walk = Walk(compiler.compile(WORD).deep_copy(), [], [EOS])
+    letters = {t for t in range(3, VOCAB) if (text := spell.decode([t])).isalpha()
+               and text.islower() and text.isascii() and len(text) <= 3}  # fmt: skip
+    assert next_of(walk) == letters
+    walk.advance(ids_of(spell, "b")[0])
+    assert next_of(walk) == {EOS, *(t for t in letters if len(spell.decode([t])) <= 2)}
+    for token in ids_of(spell, "zk"):
+        walk.advance(token)
+    assert next_of(walk) == {EOS}
+
+
+def test_every_stop_id_of_the_request_may_end_what_belongs_to_the_grammar(
+    compiler: Compiler, spell: Tokenizer
+) -> None:
+    walk = Walk(compiler.compile(WORD).deep_copy(), [], [EOS, 0, 31])
+    assert not {0, 31, EOS} & next_of(walk)
+    walk.advance(ids_of(spell, "b")[0])
+    assert {0, 31, EOS} <= next_of(walk)
+    walk.advance(31)  # ends the request; the matcher is not asked
+    assert {0, 31, EOS} <= next_of(walk)
+
+
+@pytest.mark.parametrize("end", [[77], [77, 77, 5], [9, 77]])
+def test_a_grammar_begins_behind_the_first_end_of_reasoning(
+    compiler: Compiler, end: list[int]
+) -> None:
+    walk = Walk(compiler.compile(WORD).deep_copy(), end, [EOS])
+    for token in [8, *end[:-1], 4, *end[:-1]]:
+        walk.advance(token)
+        assert not walk.begun
+    walk.advance(77 if end == [77, 77, 5] else end[-1])
+    if not walk.begun:  # 77 77 77 5 ends with 77 77 5
+        walk.advance(5)
+    assert walk.begun
+    assert EOS not in next_of(walk)
+
+
+def test_a_window_ends_in_front_of_what_is_barred(compiler: Compiler, spell: Tokenizer) -> None:
+    walk = Walk(compiler.compile(REGEX("[a-f]+")).deep_copy(), [], [EOS])
+    a, b, z = (ids_of(spell, letter)[0] for letter in "abz")
+    window = make_window(walk, [a, b, z, a], 5, NUM_WORDS)
+    assert (window.drafts, window.num_forced, len(window.masks)) == ([a, b], 0, 3)
+    assert make_window(walk, [a, b, a], 2, NUM_WORDS).drafts == [a, b]
+    assert make_window(walk, [z, a], 5, NUM_WORDS).drafts == []
+    window = make_window(walk, [a, EOS, a], 5, NUM_WORDS)
+    assert (window.drafts, len(window.masks)) == ([a, EOS], 2)  # nothing comes behind a stop id
+    assert EOS not in next_of(walk)  # it stays where it was
+
+
+def test_what_is_forced_is_drafted_instead_of_what_is_proposed_and_behind_it(
+    compiler: Compiler, spell: Tokenizer
+) -> None:
+    walk = Walk(compiler.compile(OBJECT).deep_copy(), [], [EOS])
+    wrong = ids_of(spell, "beta")
+    first = make_window(walk, wrong, 8, NUM_WORDS)
+    assert spell.decode(first.drafts) == '{"name":"'
+    assert first.num_forced == len(first.drafts)
+    assert all(allows(mask, t) for mask, t in zip(first.masks, first.drafts, strict=False))
+    name = ids_of(spell, '{"name":"Bob')
+    for token in first.drafts:
+        walk.advance(token)
+    proposed = ids_of(spell, "Bob")
+    assert [*first.drafts, *proposed] == name
+    second = make_window(walk, proposed, 8, NUM_WORDS)
+    assert spell.decode(second.drafts).startswith('Bob","age"')
+    assert 0 < second.num_forced < len(second.drafts)
+    assert len(make_window(walk, proposed, 2, NUM_WORDS).drafts) == 2
+    assert make_window(walk, [], 0, NUM_WORDS).drafts == []
+
+
+def test_masks_of_settled_windows_are_those_of_their_making(
+    compiler: Compiler, spell: Tokenizer
+) -> None:
+    walk = Walk(compiler.compile(OBJECT).deep_copy(), [77], [EOS])
+    made = make_window(walk, [5, 77, *ids_of(spell, '{"name":"Bob"')], 12, NUM_WORDS)
+    assert made.first == 2
+    assert 0 < made.num_forced < len(made.drafts) > 4
+    given = mask_window(walk, made.drafts, NUM_WORDS)
+    assert given.first == 2
+    assert np.array_equal(given.masks, made.masks)
+    barred = mask_window(walk, [77, 5, 5], NUM_WORDS)
+    assert (barred.first, len(barred.masks)) == (1, 1)  # what follows a barred draft is never met
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("", "grammar"),
+        ("start: missing", "missing"),
+        ('{"grammars":[]}', "grammar"),
+        (REGEX("(?=a)b"), "look-around"),
+        (json.dumps({"grammars": [{"json_schema": {"type": "nothing"}}]}), "type"),
+    ],
+)
+def test_wrong_grammars_are_refused_in_one_line(compiler: Compiler, source: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        compiler.compile(source)
+    assert refused.value.param == "grammar"
+    assert "\n" not in refused.value.message
+
+
+def test_grammars_are_compiled_once_and_the_oldest_are_given_up(compiler: Compiler) -> None:
+    first = compiler.compile(REGEX("first"))
+    for i in range(MAX_CACHED_GRAMMARS - 1):
+        compiler.compile(REGEX(f"another{i}"))
+    assert compiler.compile(REGEX("first")) is first
+    for i in range(MAX_CACHED_GRAMMARS):
+        compiler.compile(REGEX(f"more{i}"))
+    assert compiler.compile(REGEX("first")) is not first
+
+
+def test_a_tokenizer_that_does_not_fit_is_named(folder: Path) -> None:
+    with pytest.raises(UnsupportedParameter, match="tokenizer cannot be used"):
+        tokenizer_of(folder / "tokenizer.json", VOCAB - 40, [EOS])
+
+
+def request(source: str, *begins_after: int) -> pb.SamplingParams:
+    grammar = pb.Grammar(source=source, begins_after=begins_after)
+    return pb.SamplingParams(grammar=grammar, stop_token_ids=[EOS])
+
+
+def whole(window: Window) -> tuple[list[int], list[bytes], str]:
+    return window.drafts, [mask.tobytes() for mask in window.masks], window.fault
+
+
+def test_a_state_is_a_function_of_the_tokens(compiler: Compiler, spell: Tokenizer) -> None:
+    """However they come: one by one, in windows, or all at once after a loss."""
+    ids = ids_of(spell, '{"name":"Ada","age":3')
+    table = GrammarTable(3, VOCAB, compiler)
+    for slot in (0, 1):
+        table.admit(slot, request(OBJECT), prompt_len=4)
+    for i in range(len(ids) + 1):
+        table.admit(2, request(OBJECT), prompt_len=9)
+        assert table.upto(2) == 9
+        at_once = table.window(2, ids[:i], [], 8)
+        assert table.upto(2) == 9 + i
+        one_by_one = table.window(0, ids[i - 1 : i] if i else [], [], 8)
+        assert whole(at_once) == whole(one_by_one)
+        if i % 3 == 0:
+            assert whole(table.window(1, ids[max(i - 3, 0) : i], [], 8)) == whole(at_once)
+
+
+def test_tokens_that_do_not_belong_to_the_grammar_are_its_fault(
+    compiler: Compiler, spell: Tokenizer
+) -> None:
+    """A client may resume with whatever it likes: that request fails, and no other."""
+    table = GrammarTable(2, VOCAB, compiler)
+    table.admit(0, request(OBJECT), prompt_len=4)
+    table.admit(1, request(OBJECT), prompt_len=4)
+    window = table.window(0, ids_of(spell, "beta"), [5], 4)
+    assert "does not belong to it" in window.fault
+    assert (window.drafts, allowed(window.masks[0])) == ([], set())
+    assert "does not belong to it" in table.window(0, [5], [5], 4).fault  # and stays so
+    assert not table.window(1, [], [], 4).fault
+
+
+def test_a_grammar_that_takes_too_much_is_its_own_fault(
+    compiler: Compiler, spell: Tokenizer
+) -> None:
+    """Steps show it, where there are more ways on than may be kept."""
+    keys = {f"k{i}": {"type": "string"} for i in range(20)}
+    variants = [{"type": "object", "properties": keys, "required": [f"k{i}"]} for i in range(200)]
+    table = GrammarTable(1, VOCAB, compiler)
+    hostile = request(LLMatcher.grammar_from_json_schema({"anyOf": variants}))
+    table.compile(hostile.grammar)  # the step finds nothing wrong with it, and need not wait
+    table.admit(0, hostile, prompt_len=1)
+    faults = [table.window(0, [token], [], 4).fault for token in ids_of(spell, '{"k1":')]
+    assert any("max is" in fault for fault in faults)
+    assert "\n" not in faults[-1]
+
+
+def test_ranks_that_follow_nothing_know_who_has_a_grammar() -> None:
+    table = GrammarTable(4, VOCAB, None, "not served: no tokenizer")
+    table.admit(2, request(OBJECT), prompt_len=1)
+    table.admit(3, pb.SamplingParams(), prompt_len=1)
+    assert table.has(np.arange(5)).tolist() == [False, False, True, False, False]
+    table.free(2)
+    table.free(2)
+    assert not table.has(np.arange(5)).any()
+    with pytest.raises(UnsupportedParameter, match="no tokenizer"):
+        table.compile(pb.Grammar(source=OBJECT))

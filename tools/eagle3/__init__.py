@@ -1,0 +1,1 @@
+"""The parts of tools/train_eagle3.py."""

@@ -1,0 +1,14 @@
+"""Draft heads that come with the program, each in a folder with its card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+def head_folder(name: str) -> Path:
+    """Return the folder that `name` means: a folder, or a head of these by its name."""
+    own = _HERE / name
+    is_own = own.parent == _HERE and (own / "config.json").is_file() and not Path(name).exists()
+    return own if is_own else Path(name)
