@@ -89,6 +89,16 @@ def test_sequences_have_the_seeds_that_the_gateway_gives(routed: Stack) -> None:
     assert [list(end.output_ids) for end in answer.ends] == over_http(routed, n=3, **SAMPLED)
 
 
+def test_constraints_are_those_of_the_gateway(routed: Stack) -> None:
+    pattern = "([a-c]{2}/){40}"
+    answer = asyncio.run(generate(routed, ask("word", regex=pattern, **SAMPLED)))
+    asked = {"structured_outputs": {"regex": pattern}, **SAMPLED}
+    assert [answer.tokens()] == over_http(routed, **asked)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        asyncio.run(generate(routed, ask("wrong", regex="(")))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_costs_no_token(routed: Stack, number: signal.Signals) -> None:
     quiet = over_http(routed, n=2, **SAMPLED)

@@ -22,6 +22,8 @@ from surestep_proto.vllm_engine_pb2 import SamplingParams as TheirParams
 
 from surestep_scheduler.core.limits import Limits
 
+from .constraints import grammar_of
+
 MAX_N = 128  # sequences of a request
 MAX_HELD_LOGPROBS = 1 << 22  # of a request that does not stream: some 50 MB
 NAMESPACE = "vllm/"  # their ids stand apart from those of other clients
@@ -89,11 +91,6 @@ def _check_served(request: TheirRequest) -> None:
             f"data_parallel_rank={request.data_parallel_rank}: there is rank 0 alone",
             param="data_parallel_rank",
         )
-    constraint = request.sampling_params.WhichOneof("constraint")
-    if constraint is not None:
-        raise UnsupportedParameter(
-            f"{constraint}: structured outputs are not served", param=constraint
-        )
 
 
 def _prompt_ids(request: TheirRequest, limits: Limits) -> Sequence[int]:
@@ -140,6 +137,7 @@ def _sampling(params: TheirParams) -> SamplingParams:
         num_top_logprobs=logprobs or 0,
         want_prompt_logprobs=prompt_logprobs is not None,
         num_top_prompt_logprobs=prompt_logprobs or 0,
+        grammar=grammar_of(params),
     )
 
 

@@ -52,14 +52,14 @@ SERVED: dict[str, Any] = {
     "logit_bias": [{"key": 3, "value": -2.5}],
     "truncate_prompt_tokens": 2,
 }
-REFUSED: dict[str, Any] = {
-    "json_schema": "{}",
-    "regex": "a",
-    "grammar": "root ::= a",
-    "structural_tag": "{}",
-    "json_object": False,
-    "choice": {"choices": ["a"]},
+CONSTRAINTS: dict[str, Any] = {
+    "json_schema": '{"type": "integer"}',
+    "regex": "a/b",
+    "grammar": 'start: "a"',
+    "json_object": True,
+    "choice": {"choices": ["a", 'b"']},
 }
+REFUSED: dict[str, Any] = {"structural_tag": "{}"}
 TOLD = {"stop": ["a"], "include_stop_str_in_output": True}
 TOLD_BY_NUMBER = {"of_a_later_version": 1}
 # About text, of which clients of a server without text know that it is theirs.
@@ -94,7 +94,7 @@ def ours(**sampling: Any) -> list[GenerateRequest]:
 
 
 def test_every_sampling_field_has_a_verdict() -> None:
-    verdicts = [SERVED, REFUSED, TOLD, SILENT, TOLD_BY_NUMBER]
+    verdicts = [SERVED, CONSTRAINTS, REFUSED, TOLD, SILENT, TOLD_BY_NUMBER]
     named = [name for verdict in verdicts for name in verdict]
     assert sorted(named) == sorted(field.name for field in fields(TABLE)["SamplingParams"])
 
@@ -124,10 +124,29 @@ def test_fields_of_later_versions_are_told_of_by_number() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_constraints_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{name}: structured outputs") as raised:
+def test_structural_tags_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name}: not served") as raised:
         ours(**{name: REFUSED[name]})
     assert raised.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("json_schema", "{"),
+        ("json_schema", "[1]"),
+        ("json_schema", "[" * 100_000),
+        ("choice", {"choices": []}),
+    ],
+)
+def test_constraints_that_are_none_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name) as raised:
+        ours(**{name: value})
+    assert raised.value.param == name
+
+
+def test_no_object_asked_for_is_no_constraint() -> None:
+    assert ours(json_object=False) == ours()
 
 
 @pytest.mark.parametrize("name", REFUSED_OF_REQUEST)

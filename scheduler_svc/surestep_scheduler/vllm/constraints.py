@@ -1,0 +1,68 @@
+"""What a request of vllm.grpc.engine says its output must be, as a grammar of llguidance.
+
+No text is known here and nothing is compiled: a rank compiles the grammar before the request waits
+for a slot, and says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
+from surestep_proto.sampling_pb2 import Grammar
+from surestep_proto.vllm_engine_pb2 import SamplingParams as TheirParams
+
+_ANY_OBJECT = {"type": "object"}
+# In Lark a regular expression stands between slashes, in one line.
+_UNLIKE_LARK = re.compile(r"\\.|/|\n", re.DOTALL)
+_IN_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+
+
+def grammar_of(params: TheirParams) -> Grammar | None:
+    """Return the grammar that a constraint stands for; None without one.
+
+    Raises InvalidRequest naming the field for a schema that is no JSON object, and for a choice
+    without texts.
+    """
+    name = params.WhichOneof("constraint")
+    if name is None or (name == "json_object" and not params.json_object):
+        return None
+    body: dict[str, Any]
+    match name:
+        case "json_object":
+            body = {"json_schema": _ANY_OBJECT}
+        case "json_schema":
+            body = {"json_schema": _schema(params.json_schema)}
+        case "regex":
+            body = {"lark_grammar": f"start: /{_UNLIKE_LARK.sub(_as_lark, params.regex)}/"}
+        case "choice":
+            body = {"lark_grammar": f"start: {_one_of(params.choice.choices)}"}
+        case "grammar":
+            body = {"lark_grammar": params.grammar}
+        case _:
+            raise UnsupportedParameter(f"{name}: not served over this service", param=name)
+    return Grammar(source=json.dumps({"grammars": [body]}, ensure_ascii=False))
+
+
+def _schema(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"json_schema: not valid JSON: {error}"
+        raise InvalidRequest(message, param="json_schema") from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest("json_schema: a schema is an object", param="json_schema")
+    return schema
+
+
+def _as_lark(found: re.Match[str]) -> str:
+    return _IN_LARK.get(found[0], found[0])
+
+
+def _one_of(texts: Sequence[str]) -> str:
+    if not texts:
+        raise InvalidRequest("choice: there must be a text to choose", param="choice")
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
