@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import machine
+import peers_picture
 import uvloop
 import yaml
 from launch import http_first_token, launched
@@ -129,6 +130,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--start-timeout", type=float, default=600.0, help="seconds to the first token")
     add("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="of the servers' output")
+    add("--picture", type=Path, help="SVG file with bars of output tokens per second")
     add("--json", type=argparse.FileType("a"), default=sys.stderr, help="each round as it ends")
     return parser.parse_args(argv)
 
@@ -141,9 +143,12 @@ def main(argv: list[str] | None = None) -> None:
     rounds = uvloop.run(compare(servers, args))
     print(table(rounds))
     where = machine.describe()
-    print(
-        f"\n{args.rounds} rounds; {where['cpu']}, {where['cores']} cores; commit {where['commit']}"
+    about = (
+        f"{args.rounds} rounds; {where['cpu']}, {where['cores']} cores; commit {where['commit']}"
     )
+    print(f"\n{about}")
+    if args.picture is not None:
+        args.picture.write_text(peers_picture.to_svg(rounds, about))
 
 
 if __name__ == "__main__":

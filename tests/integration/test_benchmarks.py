@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import fairness
 import launch
 import offline
 import online
 import peers
+import peers_picture
 import psutil
 import pytest
 from integration import toy_servers
@@ -90,6 +92,21 @@ def test_peers_table_has_medians_and_the_median_of_paired_ratios() -> None:
         "| --- | --- | --- | --- |",
         "| tok/s | 20 | 10 | 2 |",
     ]
+
+
+def test_peers_picture_has_a_bar_for_every_server_and_concurrency() -> None:
+    rounds = {
+        "a": [{"output tok/s, c=1": 10.0, "output tok/s, c=8": 40.0, "TTFT p50, ms, c=1": 7.0}],
+        "b <&>": [{"output tok/s, c=1": 5.0, "output tok/s, c=8": 0.0}],
+    }
+    drawn = ElementTree.fromstring(peers_picture.to_svg(rounds, "3 rounds & more"))
+    space = "{http://www.w3.org/2000/svg}"
+    panels = drawn.findall(f"{space}g")
+    titles = [panel.findtext(f"{space}text") for panel in panels]
+    assert titles == ["output tok/s, c=1", "output tok/s, c=8"]
+    heights = [[float(bar.get("height", "")) for bar in p.findall(f"{space}rect")] for p in panels]
+    assert heights == [[200.0, 100.0], [200.0, 0.0]]
+    assert "b <&>" in [text.text for text in drawn.findall(f"{space}text")]
 
 
 async def test_a_command_that_dies_is_an_error_that_names_its_log(tmp_path: Path) -> None:
