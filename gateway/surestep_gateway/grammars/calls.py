@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from surestep_gateway.parsers import HARMONY_CALLS
 
 from .language import ANYTHING, Json, Rules, Special, inline, marker, quoted
+from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
@@ -55,7 +56,7 @@ def _call(tool_format: str, schemas: Schemas, begin: str, end: str) -> Rules:
 def _hermes(schemas: Schemas) -> str:
     bodies = []
     for name, schema in schemas.items():
-        arguments: Json = {"type": "object"} if schema is None else schema
+        arguments = _arguments(schema)
         whole = {
             "type": "object",
             "properties": {"name": {"const": name}, "arguments": arguments},
@@ -67,12 +68,16 @@ def _hermes(schemas: Schemas) -> str:
     return f"call_body: {' | '.join(bodies)}\n"
 
 
+def _arguments(schema: Json | None) -> Json:
+    """Return the schema of a call's arguments: those that the function names, and no others unless
+    it says so."""
+    return {"type": "object"} if schema is None else closed(schema)
+
+
 def _harmony(schemas: Schemas) -> str:
     messages = []
     for name, schema in schemas.items():
-        arguments = inline(
-            ({"type": "object"} if schema is None else schema) | {"x-guidance": _STYLE}
-        )
+        arguments = inline(_arguments(schema) | {"x-guidance": _STYLE})
         recipient = quoted(f"commentary to=functions.{name} ")
         messages.append(f'{recipient} <|constrain|> "json" <|message|> {arguments}')
     return f"call: <|channel|> ({' | '.join(messages)})\n"

@@ -15,6 +15,7 @@ from .language import Json, Language
 from .schema_place import schema_fault
 
 ANY_OBJECT: Json = {"type": "object"}
+_COMBINING = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")  # keys of a schema that have none in them
 
 
@@ -41,7 +42,7 @@ def check_schema(schema: Json, field: str) -> None:
 def styled(schema: Json, style: JsonStyle) -> Json:
     """Return a schema that says how its JSON looks."""
     if not style.additional_properties:
-        schema = _closed(schema)
+        schema = closed(schema)
     options: Json = {}
     if not style.any_whitespace:
         options = {"whitespace_flexible": False}
@@ -109,8 +110,24 @@ def _parsed(text: str, field: str) -> Json:
     return schema
 
 
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those it names.
+
+    One that puts an object together from parts stays as it is: each part would bar the others.
+    """
+    return schema if _combines(schema) else _closed(schema)
+
+
+def _combines(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_combines, schema))
+    if not isinstance(schema, dict):
+        return False
+    beside = _COMBINING if "properties" in schema else ("allOf",)
+    return any(key in schema for key in beside) or any(map(_combines, schema.values()))
+
+
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects have no properties but those it names."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):

@@ -268,3 +268,27 @@ def test_definitions_are_found_from_within_calls(plain: Oracle) -> None:
         source = constraint(asked, plain.written("", None, tools)).source
         assert plain.accepts(source, good)
         assert not plain.accepts(source, good.replace("1", '"x"'))
+
+
+OPEN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TWO = {"allOf": [OPEN, {"type": "object", "properties": {"days": {"type": "integer"}}}]}
+ONE_OF = {"anyOf": [OPEN, {"type": "object", "properties": {"id": {"type": "integer"}}}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (OPEN, '{"city": "x"}', '{"city": "x", "days": 1}'),
+        (OPEN | {"additionalProperties": True}, '{"city": "x", "days": 1}', '{"days": 1}'),
+        (TWO, '{"city": "x", "days": 1}', '{"city": 1}'),
+        (ONE_OF, '{"id": 1}', '{"id": 1, "days": 2}'),
+        (OPEN | {"anyOf": [OPEN, TWO]}, '{"city": "x", "days": 1}', "{}"),
+    ],
+)
+def test_calls_have_no_arguments_but_those_that_are_named(
+    plain: Oracle, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    tools = Tools("tool_choice", {"f": schema}, required=True)
+    source = constraint(Wanted(None, tools), plain.written("", None, "hermes")).source
+    assert plain.accepts(source, HERMES.format("f", good))
+    assert not plain.accepts(source, HERMES.format("f", bad))
