@@ -43,6 +43,9 @@ SCRIPTS = {
         *('final_answer(get_weather("Oslo", 2))', "\n</code>"),
     ),
 }
+# A grammar has what is certain spelled byte by byte, as no script is. A call goes on behind the last
+# of these bytes, with what fits there.
+FORCED = {" ": ('"Oslo", ', "2}}"), ">": (SPECIAL[EOS_ID],)}
 TALK = "<|talk|>"
 SENTENCE = (
     ("The", "Our", "One", "Each", "Some", "This"),
@@ -165,6 +168,7 @@ def _transitions() -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
     # JSON without a fence, where a grammar bars the fence.
     yield ["<|json|>"], [SCRIPTS["<|json|>"][1]], _SECOND
     yield [SCRIPTS["<|json|>"][-2]], end, _SECOND
+    yield from (([_spelled(byte)], after, _SHARP) for byte, after in FORCED.items())
     # Texts without template, and answers that have to go on after their end.
     yield end, SENTENCE[0], _SHARP
     yield sorted(pre_tokenizers.ByteLevel.alphabet()), SENTENCE[0], _LEANING
@@ -185,7 +189,7 @@ def _tokenizer() -> Tokenizer:
     pieces = [piece for script in SCRIPTS.values() for piece in script]
     words = [word for place in (*SENTENCE, *STORY_WORDS) for word in place]
     spellings = [*markers, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    spellings += [_spelled(text) for text in (*pieces, *words)]
+    spellings += [_spelled(text) for text in (*pieces, "2}}", *words)]
     assert len(set(spellings)) == len(spellings), "each token has one place in one script"
     vocab = {spelling: id_ for id_, spelling in enumerate(spellings)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

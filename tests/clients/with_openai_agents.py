@@ -20,6 +20,7 @@ from clients.checks import MODEL, Server, raises, works
 from pydantic import BaseModel
 
 set_tracing_disabled(True)  # traces go to OpenAI
+_kept: list[Any] = []  # one that is collected closes its connections, in a loop that is not theirs
 
 
 class Person(BaseModel):
@@ -43,6 +44,7 @@ def agent(
     **options: Any,
 ) -> Agent[Any]:
     client = openai.AsyncOpenAI(base_url=server.url, api_key=key or server.key, max_retries=0)
+    _kept.append(client)
     model = kind(name, openai_client=client)
     return Agent(name="Clerk", instructions="Be brief.", model=model, **options)
 
