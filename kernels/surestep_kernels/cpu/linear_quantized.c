@@ -1,10 +1,13 @@
-/* Weights of 8 and 4 bits whose elements share scales: y = x W^T with
- * W[n, k] = (code - zero) * scale, zero and scale of column n and the group of k.
+/* Weights of 8 and 4 bits whose elements share scales in groups: y = x W^T with
+ * W[n, k] = code * scale + min, scale and min of column n and the group of k.
  *
- * A lane of 32 bits holds 4 FP8, 8 INT4 or 8 MXFP4 codes of one column, lowest bits first. A panel
- * is, group after group, a header and then its codes; it streams like a plain one. The header is a
- * lane per column, the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero
- * point in their lowest four. That of MXFP4 is a byte per column, the exponent of a power of two.
+ * A lane of 32 bits holds 4 or 8 codes of one column, lowest bits first. A panel is, group after
+ * group, a header and then its codes; it streams like a plain one. The header is
+ *   FP8    the scales in fp32; min is 0
+ *   INT4   the same; they come from 16 bits and so leave room for zero points in their lowest four.
+ *          min = -zero * scale is exact, too
+ *   MXFP4  a byte per column, the exponent of a power of two; min is 0
+ *   AFFINE the scales, then the mins: in fp16 if that holds all of the weight's, otherwise in fp32.
  *
  * Few instructions per code matter most, so codes are only moved and masked to where they make a
  * number that is a power of two off; x and the scales make up for it, exactly:
@@ -12,7 +15,8 @@
  *         included. x comes 2^60 times too large, which keeps all sums far from fp32's own
  *         subnormals, and the packed scales another 2^60.
  *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; the x for these
- *         places come that much smaller. Zero points are applied to sums of groups of x.
+ *         places come that much smaller. AFFINE codes, of 4 or 8 bits, are treated alike. The mins
+ *         are multiplied by sums of groups of x.
  *   MXFP4 codes are looked up in a table of 16 numbers, which are exact. If x is bf16 and the
  *         machine multiplies pairs of bf16, they are looked up in pairs.
  *
@@ -25,7 +29,7 @@
 
 /* One group of the panels that are worked on together. */
 typedef struct {
-    vf scale[TASK_PANELS][2], zero[TASK_PANELS][2];
+    vf scale[TASK_PANELS][2], min[TASK_PANELS][2];
     const char *codes; /* or moved ones: format F32, or BF16 of pairs */
     long stride;       /* bytes from panel to panel */
     long count;        /* elements of k */
@@ -47,11 +51,15 @@ INLINE vf decode(const char *codes, int half, int i, const int format)
         if (i >= 4) lanes >>= 16;
         return __builtin_convertvector((vi)(lanes & 0xfu << 4 * (i % 4)), vf);
     }
+    if (format == AFFINE8) {
+        vu code = i == 3 ? lanes >> 24 : lanes & 0xffu << 8 * i; /* bit 31 would be a sign */
+        return __builtin_convertvector((vi)code, vf);
+    }
     vi moved = (vi)(lanes << (24 - 8 * i)) >> 4; /* arithmetic: the sign stays at the top */
     return (vf)(moved & (int32_t)0x87f00000);
 }
 
-/* sums[r][panel][half] += scale * (sum of code * x - zero * sum of x). */
+/* sums[r][panel][half] += scale * sum of code * x, then += min * sum of x. */
 INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const int panels,
                        const int format)
 {
@@ -87,14 +95,14 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
     x = g->x + row * g->x_stride + g->x_sums;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        vf x_sum = splat(-*(const float *)(x + r * g->x_stride));
+        vf x_sum = splat(*(const float *)(x + r * g->x_stride));
 #pragma GCC unroll 8
         for (int p = 0; p < panels; p++)
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 vf *sum = sums + (r * panels + p) * 2 + half;
-                vf codes_sum = fma_lanes(g->zero[p][half], x_sum, acc[p][r][half]);
-                *sum = fma_lanes(codes_sum, g->scale[p][half], *sum);
+                vf scaled = fma_lanes(acc[p][r][half], g->scale[p][half], *sum);
+                *sum = fma_lanes(g->min[p][half], x_sum, scaled);
             }
     }
 }
@@ -112,6 +120,7 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
         if (format == FP8) group_tile(g, row, sums, r, p, FP8); \
         else if (format == INT4) group_tile(g, row, sums, r, p, INT4); \
         else if (format == MXFP4) group_tile(g, row, sums, r, p, MXFP4); \
+        else if (format == AFFINE8) group_tile(g, row, sums, r, p, AFFINE8); \
         TILE_OF_PAIRS(r, p) \
         else group_tile(g, row, sums, r, p, F32); \
         break;
@@ -123,20 +132,41 @@ static void run_group_tile(const group *g, long row, vf *sums, long rows, int pa
     }
 }
 
+/* Finite numbers in fp16, of half a panel. */
+INLINE vf widen_fp16(const char *numbers, int half)
+{
+    vh narrow;
+    memcpy(&narrow, numbers + half * (long)sizeof narrow, sizeof narrow);
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps((__m256i)narrow);
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps((__m128i)narrow);
+#else /* where fp32 has exponent and mantissa they are 2^-112 of it, subnormals included */
+    vu wide = __builtin_convertvector(narrow, vu);
+    vf size = (vf)((wide & 0x7fff) << 13) * 0x1p112f;
+    return (vf)((vu)size | (wide & 0x8000) << 16);
+#endif
+}
+
 INLINE void read_header(group *g, int panels, const int format)
 {
     for (int p = 0; p < panels; p++)
         for (int half = 0; half < 2; half++) {
             const char *header = g->codes + p * g->stride;
-            if (is_mxfp4(format)) {
-                g->zero[p][half] = splat(0);
-                g->scale[p][half] = e8m0(header, half);
-                continue;
+            vf *scale = &g->scale[p][half], *min = &g->min[p][half];
+            *min = splat(0);
+            if (is_mxfp4(format)) *scale = e8m0(header, half);
+            else if (has_fp16_header(format)) {
+                *scale = widen_fp16(header, half);
+                *min = widen_fp16(header + STRIP / 2, half);
+            } else if (format == INT4) {
+                vu lanes = load_lanes(header, half);
+                *scale = (vf)(lanes & ~0xfu);
+                *min = -*scale * __builtin_convertvector((vi)(lanes & 0xf), vf);
+            } else {
+                *scale = (vf)load_lanes(header, half);
+                if (has_fp32_header(format)) *min = (vf)load_lanes(header + STRIP, half);
             }
-            vu lanes = load_lanes(header, half);
-            vi zero = (vi)(lanes & (format == INT4 ? 0xf : 0));
-            g->zero[p][half] = __builtin_convertvector(zero, vf);
-            g->scale[p][half] = (vf)(format == INT4 ? lanes & ~0xfu : lanes);
         }
     g->codes += header_bytes(format);
 }
@@ -151,8 +181,8 @@ INLINE void decode_group(group *g, vf *out, int panels, const int format)
             __builtin_prefetch(codes + AHEAD);
 #pragma GCC unroll 8
             for (int i = 0; i < operands(format); i++, to += 2) {
-                to[0] = decode(codes, 0, i, format);
-                to[1] = decode(codes, 1, i, format);
+                to[0] = decode(codes, 0, i, codes_of(format));
+                to[1] = decode(codes, 1, i, codes_of(format));
             }
         }
     }
@@ -178,7 +208,7 @@ INLINE void block(const linear_job *j, long panel, int panels, long first, long 
         group g = {.codes = codes, .stride = j->panel_bytes, .count = count, .x = x + size * k,
                    .x_stride = j->x_stride, .x_sums = x_sums};
         read_header(&g, panels, format);
-        int as = format;
+        int as = codes_of(format);
         if (last - first > 1) {
             decode_group(&g, decoded, panels, format);
             as = of_pairs(format) ? BF16 : F32;
@@ -203,7 +233,11 @@ void linear_quantized_block(const linear_job *j, long panel, int panels, long fi
 #if HAS_DOT
     else if (j->x_format == BF16) block(j, panel, panels, first, last, MXFP4_PAIRS);
 #endif
-    else block(j, panel, panels, first, last, MXFP4);
+    else if (j->format == MXFP4) block(j, panel, panels, first, last, MXFP4);
+    else if (j->format == AFFINE4) block(j, panel, panels, first, last, AFFINE4);
+    else if (j->format == AFFINE8) block(j, panel, panels, first, last, AFFINE8);
+    else if (j->format == AFFINE4_F32) block(j, panel, panels, first, last, AFFINE4_F32);
+    else block(j, panel, panels, first, last, AFFINE8_F32);
 }
 
 void linear_quantized_prepare(const linear_job *j, float *x)
@@ -214,9 +248,11 @@ void linear_quantized_prepare(const linear_job *j, float *x)
         memset(pairs + j->k, 0, (size_t)(j->k / j->group) * sizeof *x); /* no sums are needed */
         return;
     }
-    const float a = 1, b = 0x1p-4f, c = 0x1p-8f, d = 0x1p-12f;
-    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d}
-                                         : splat8(j->format == FP8 ? 0x1p60f : 1);
+    const int codes = codes_of(j->format), has_mins = codes == INT4 || codes == AFFINE8;
+    const float a = 1, b = 0x1p-4f, c = 0x1p-8f, d = 0x1p-12f, e = 0x1p-16f;
+    const f8 factors = codes == INT4 ? (f8){a, b, c, d, a, b, c, d}
+                     : codes == AFFINE8 ? (f8){a, c, e, a, a, c, e, a}
+                     : splat8(codes == FP8 ? 0x1p60f : 1);
     float *sums = x + j->k;
     for (long k = 0; k < j->k;) {
         long end = k + j->group < j->k ? k + j->group : j->k;
@@ -227,6 +263,6 @@ void linear_quantized_prepare(const linear_job *j, float *x)
             store8(x, k, values * factors, F32);
         }
         for (; k < end; k++) x[k] *= factors[0]; /* FP8 only, which needs no sums */
-        *sums++ = j->format == INT4 ? sum_lanes(sum) : 0;
+        *sums++ = has_mins ? sum_lanes(sum) : 0;
     }
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.ops.linear import FP16_HEADERS, WeightFormat
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -97,3 +97,14 @@ def make_quantized(format_: WeightFormat, rows: int, columns: int, group: int) -
     codes = torch.randint(16, (rows, columns), dtype=torch.uint8)
     zeros = torch.randint(16, (rows, groups), dtype=torch.uint8)
     return QuantizedWeight(codes, scales, zeros, group)
+
+
+def make_affine(format_: WeightFormat, rows: int, columns: int, group: int) -> QuantizedWeight:
+    """Random codes, scales and mins, which cancel roughly; they fit fp16 if the format says so."""
+    bits, groups = 4 if "4" in format_.name.split("_")[0] else 8, -(-columns // group)
+    codes = torch.randint(1 << bits, (rows, columns), dtype=torch.uint8)
+    scales = torch.rand(rows, groups) / (1 << bits)
+    mins = -scales * (torch.rand(rows, groups) + 0.5) * (1 << bits - 1)
+    if format_ in FP16_HEADERS:
+        scales, mins = scales.half().float(), mins.half().float()
+    return QuantizedWeight(codes, scales, None, group, mins, bits)
