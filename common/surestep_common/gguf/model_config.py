@@ -41,14 +41,24 @@ def architecture_of(header: Header) -> str:
     return name
 
 
+def head_counts(header: Header) -> tuple[int, int]:
+    """Return the numbers of heads, and of KV heads. Raises InvalidRequest."""
+    key = f"{architecture_of(header)}.attention.head_count"
+    heads = _uniform(header, key)
+    counts = heads, _uniform(header, f"{key}_kv", heads)
+    if any(type(count) is not int or count < 1 for count in counts):
+        refuse(header.path, f"{key} is no number of heads")
+    return counts
+
+
 def config_of(header: Header) -> dict[str, Any]:
     """Return the content of config.json. Raises InvalidRequest for what is missing or not served."""
     family = architecture_of(header)
     name, model_type = ARCHITECTURES[family]
     _refuse_unserved(header, family)
-    heads = _uniform(header, f"{family}.attention.head_count")
+    heads, kv_heads = head_counts(header)
     hidden = header.number(f"{family}.embedding_length")
-    head_dim = header.number(f"{family}.attention.key_length", hidden // max(heads, 1))
+    head_dim = header.number(f"{family}.attention.key_length", hidden // heads)
     biased = "blk.0.attn_q.bias" in header.tensors
     return {
         "architectures": [name],
@@ -58,7 +68,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "intermediate_size": _uniform(header, f"{family}.feed_forward_length"),
         "num_hidden_layers": header.number(f"{family}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _uniform(header, f"{family}.attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": header.number(f"{family}.context_length"),
         "rms_norm_eps": header.number(f"{family}.attention.layer_norm_rms_epsilon"),

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .linear import FP16_HEADERS, PackedLinear, WeightFormat, dequantize
 
@@ -106,6 +107,19 @@ class QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[chosen]
         mins = None if self.mins is None else self.mins[chosen]
         return replace(self, codes=codes, scales=self.scales[chosen], zeros=zeros, mins=mins)
+
+    def padded(self, rows: int) -> QuantizedWeight:
+        """Return the weight of `rows` outputs, of which those behind the present ones are 0."""
+        more = rows - len(self.codes)
+        if not more:
+            return self
+        codes, scales, zeros, mins = (
+            None if part is None else functional.pad(part.view(torch.uint8), (0, 0, 0, more)).view(part.dtype)
+            for part in (self.codes, self.scales, self.zeros, self.mins)
+        )
+        assert codes is not None
+        assert scales is not None
+        return replace(self, codes=codes, scales=scales, zeros=zeros, mins=mins)
 
     def regrouped(self, group_size: int) -> QuantizedWeight:
         """Return the same weight in smaller groups, whose size divides that of the present ones."""

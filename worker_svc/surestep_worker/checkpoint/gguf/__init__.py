@@ -1,0 +1,1 @@
+"""Weights of GGUF files, kept packed."""
