@@ -39,7 +39,9 @@ def random_blocks(kind: Type, rows: int, columns: int, seed: int, size: float = 
     return blocks.reshape(rows, -1)
 
 
-def write_gguf(source: Path, file: Path, type_of: TypeOf, **metadata: Any) -> Twins:
+def write_gguf(
+    source: Path, file: Path, type_of: TypeOf, *, rope_freqs: Any = None, **metadata: Any
+) -> Twins:
     """Write a Llama, Qwen2 or Qwen3 as a GGUF file, and a plain copy of `source` beside it.
 
     Matrices get the types of `type_of`; those that the library cannot make are random. The first
@@ -67,6 +69,8 @@ def write_gguf(source: Path, file: Path, type_of: TypeOf, **metadata: Any) -> Tw
         known = names.get_name(name, (".weight", ".bias"))
         assert known is not None
         writer.add_tensor(known, _permuted(data, heads) if heads else data, raw_dtype=kind)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
     for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file"):
         getattr(writer, write)()
     writer.close()
