@@ -105,11 +105,18 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         resolve(str(tmp_path), QUIET)
 
 
-def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
+def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in it: tests/integration/worker/test_gguf_config.py."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.touch()
-    with pytest.raises(NotFound, match="surestep import-gguf"):
+    with pytest.raises(InvalidRequest, match=r"model\.gguf: it is not a GGUF file"):
         resolve(str(path), QUIET)
+    with pytest.raises(NotFound, match=r"no config\.json: .*; .*model\.gguf can be served by itself"):
+        resolve(str(tmp_path), QUIET)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFound, match=r"cannot read nothing\.gguf: No such file"):
+        resolve("nothing.gguf", QUIET)  # no model of the hub
 
 
 def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
