@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels.cases import DTYPES, assert_close, make_affine
+from support.kernels.cases import AFFINE, DTYPES, assert_close, exact_weight, make_affine
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.gpu.products.linear import pack_quantized as pack_for_gpu
@@ -16,20 +16,12 @@ from surestep_kernels.ops.linear import FP16_HEADERS, WeightFormat
 from surestep_kernels.ops.quantized import concatenate
 from torch import Tensor
 
-FORMATS = [format_ for format_ in WeightFormat if format_.name.startswith("AFFINE")]
 SHAPES = [(1, 32), (7, 64), (33, 200), (100, 77), (300, 1536)]  # N, K
-
-
-def exact(weight: QuantizedWeight) -> Tensor:
-    """The weight in fp64, from its definition, element by element of every group."""
-    assert weight.mins is not None
-    of = torch.arange(weight.codes.shape[1]) // weight.group_size
-    return weight.codes.double() * weight.scales[:, of].double() + weight.mins[:, of].double()
 
 
 @pytest.mark.parametrize("group_size", [16, 32, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", AFFINE)
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_equals_the_exact_product(
     native: KernelSet,
@@ -43,7 +35,7 @@ def test_equals_the_exact_product(
     weight, bias = make_affine(format_, columns, depth, group_size), torch.randn(columns)
     for rows in (1, 2, 3, 4, 6, 7, 12, 50):
         x = torch.randn(rows, depth).to(dtype)
-        expected = x.double() @ exact(weight).T + bias.double()
+        expected = x.double() @ exact_weight(weight).T + bias.double()
         for kernels in (native, reference):
             packed = kernels.pack_quantized(weight, bias)
             assert packed.format is format_
@@ -51,7 +43,7 @@ def test_equals_the_exact_product(
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", AFFINE)
 def test_every_code_is_decoded_exactly_in_every_place(
     native: KernelSet, format_: WeightFormat, rows: int
 ) -> None:
@@ -106,7 +98,7 @@ def test_every_scale_and_min_is_kept_exactly(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", AFFINE)
 @pytest.mark.parametrize(("columns", "depth"), [(7, 32), (100, 77), (576, 1536)])
 def test_a_row_does_not_depend_on_the_others(
     native: KernelSet, format_: WeightFormat, columns: int, depth: int, dtype: torch.dtype
@@ -121,7 +113,7 @@ def test_a_row_does_not_depend_on_the_others(
         assert torch.equal(native.linear(x[chosen], packed), together[chosen])
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", AFFINE)
 def test_a_nan_stays_in_its_row(native: KernelSet, format_: WeightFormat) -> None:
     x = torch.randn(5, 64)
     x[2, 63] = torch.nan
@@ -149,7 +141,7 @@ def test_joined_weights_keep_their_numbers(kind: str, other: str) -> None:
     ]
     whole = concatenate(parts)
     assert (whole.bits, whole.group_size) == (8, 16)
-    assert torch.equal(exact(whole), torch.cat([exact(part) for part in parts]))
+    assert torch.equal(exact_weight(whole), torch.cat([exact_weight(part) for part in parts]))
     assert concatenate(parts[:1]) is parts[0]
     order = torch.tensor([6, 0, 7])
     assert torch.equal(whole.rows(order).dequantize(), whole.dequantize()[order])
