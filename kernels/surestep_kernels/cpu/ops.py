@@ -157,13 +157,13 @@ class CpuOps:
         scales, mins = weight.scales, weight.mins
         if mins is not None and format_ in FP16_HEADERS:
             scales, mins = scales.half(), mins.half()
-        data = torch.empty(self.c_packed_bytes(rows, columns, group_size, format_), dtype=torch.uint8)
+        data = torch.empty(
+            self.c_packed_bytes(rows, columns, group_size, format_), dtype=torch.uint8
+        )
         parts = data, weight.codes, scales, weight.zeros, mins
         pointers = (None if part is None else part.data_ptr() for part in parts)
         self.c_pack_quantized(*pointers, rows, columns, group_size, format_)
-        return PackedLinear(
-            data, self._pack_bias(bias, rows), columns, rows, format_, group_size
-        )
+        return PackedLinear(data, self._pack_bias(bias, rows), columns, rows, format_, group_size)
 
     def _pack_bias(self, bias: Tensor | None, rows: int) -> Tensor | None:
         padding = -rows % self.c_panel_width()

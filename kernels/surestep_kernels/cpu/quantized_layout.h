@@ -21,12 +21,12 @@ INLINE int per_lane(const int format)
     return codes == F32 ? 1 : codes == BF16 ? 2 : codes == FP8 || codes == AFFINE8 ? 4 : 8;
 }
 
+INLINE int has_mins(const int codes) { return codes == INT4 || codes == AFFINE8; }
+
 INLINE int of_pairs(const int format) { return format == BF16 || format == MXFP4_PAIRS; }
 
 /* Operands of 32 bits that a lane becomes, and as many of x. */
 INLINE int operands(const int format) { return per_lane(format) / (of_pairs(format) ? 2 : 1); }
-
-INLINE int is_mxfp4(const int format) { return format == MXFP4 || format == MXFP4_PAIRS; }
 
 INLINE int has_fp16_header(const int format) { return format == AFFINE4 || format == AFFINE8; }
 
@@ -37,5 +37,5 @@ INLINE int has_fp32_header(const int format)
 
 INLINE long header_bytes(const int format)
 {
-    return is_mxfp4(format) ? PANEL : has_fp32_header(format) ? 2 * STRIP : STRIP;
+    return format == MXFP4 ? PANEL : has_fp32_header(format) ? 2 * STRIP : STRIP;
 }
