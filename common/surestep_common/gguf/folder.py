@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
+
 from surestep_common.config import cache_dir
 from surestep_common.errors import NotFound, SurestepError, Unavailable
 
@@ -95,7 +96,9 @@ def _contents(header: Header) -> dict[str, str]:
         "tokenizer.json": tokenizer.tokenizer,
         "tokenizer_config.json": about,
     }
-    return texts | {name: json.dumps(content, ensure_ascii=False) for name, content in jsons.items()}
+    return texts | {
+        name: json.dumps(content, ensure_ascii=False) for name, content in jsons.items()
+    }
 
 
 def _write(files: Mapping[str, str], weights: Path, place: Path) -> None:

@@ -50,10 +50,30 @@ BLOCK_TYPES = {
 }
 # Types that are not read here, for a message.
 _OTHER_TYPES = {
-    **{4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS"},
-    **{17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"},
-    **{23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M"},
-    **{34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 
 
@@ -88,7 +108,7 @@ class Header(NamedTuple):
         return refuse(self.path, f"{key} is {'no text' if key in self.metadata else 'missing'}")
 
     def items(self, key: str, kind: type) -> list[Any]:
-        """Return an array whose items are all of one kind; [] without one. Raises InvalidRequest."""
+        """Return an array of items of one kind; [] without one. Raises InvalidRequest."""
         value = self.metadata.get(key, [])
         if isinstance(value, list) and all(type(item) is kind for item in value):
             return value
@@ -147,9 +167,7 @@ class _Reader:
 
     def _take(self, nbytes: int) -> bytes:
         if nbytes > self._left:
-            refuse(
-                self._path, "its header is cut off, or longer than the file or 100 MB: damaged?"
-            )
+            refuse(self._path, "its header is cut off, or longer than the file or 100 MB: damaged?")
         self._left -= nbytes
         data = self._file.read(nbytes)
         if len(data) != nbytes:
@@ -170,7 +188,7 @@ class _Reader:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            refuse(self._path, f"{ascii(data[:_MAX_SHOWN])} is not UTF-8")
+            refuse(self._path, f"{data[:_MAX_SHOWN]!a} is not UTF-8")
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:

@@ -52,7 +52,7 @@ def head_counts(header: Header) -> tuple[int, int]:
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """Return the content of config.json. Raises InvalidRequest for what is missing or not served."""
+    """Return the content of config.json. Raises InvalidRequest for what is not served."""
     family = architecture_of(header)
     name, model_type = ARCHITECTURES[family]
     _refuse_unserved(header, family)
@@ -83,7 +83,9 @@ def config_of(header: Header) -> dict[str, Any]:
 
 def generation_config_of(header: Header) -> dict[str, Any]:
     """Return the content of generation_config.json."""
-    found = {name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _SPECIAL_IDS.items()}
+    found = {
+        name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _SPECIAL_IDS.items()
+    }
     ids = {header.metadata.get(f"tokenizer.ggml.{key}") for key in _ENDS}
     ends = sorted(id_ for id_ in ids if type(id_) is int)
     ids_of = {name: id_ for name, id_ in found.items() if type(id_) is int}
@@ -107,7 +109,9 @@ def _refuse_unserved(header: Header, family: str) -> None:
     if header.metadata.get(f"{family}.attention.causal") is False:
         refuse(header.path, "attention in both directions is not supported")
     if "split.count" in header.metadata and header.number("split.count") > 1:
-        refuse(header.path, "it is one of several parts: join them first (llama-gguf-split --merge)")
+        refuse(
+            header.path, "it is one of several parts: join them first (llama-gguf-split --merge)"
+        )
 
 
 def _uniform(header: Header, key: str, default: int | None = None) -> int:
@@ -131,7 +135,10 @@ def _vocab_size(header: Header) -> int:
 def _rope(header: Header, family: str, head_dim: int) -> dict[str, Any]:
     key = f"{family}.rope"
     rotated = header.number(f"{key}.dimension_count", head_dim)
-    if rotated != head_dim or header.number(f"{family}.attention.value_length", head_dim) != head_dim:
+    if (
+        rotated != head_dim
+        or header.number(f"{family}.attention.value_length", head_dim) != head_dim
+    ):
         refuse(header.path, "heads that are rotated in part, or of two sizes, are not supported")
     base = {"rope_theta": header.number(f"{key}.freq_base", 10_000.0)}
     kind = header.text(f"{key}.scaling.type", "none")

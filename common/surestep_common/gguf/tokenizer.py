@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from .header import Header, refuse, shown
 
@@ -63,7 +63,8 @@ def tokenizer_of(header: Header) -> TokenizerFiles:
         parts, begins = _sentencepiece(header, tokens), True
     else:
         refuse(
-            header.path, f"tokenizer {shown(model)} is not supported as GGUF; supported: gpt2, llama"
+            header.path,
+            f"tokenizer {shown(model)} is not supported as GGUF; supported: gpt2, llama",
         )
     special = _special_tokens(header, tokens)
     ends = {
@@ -90,9 +91,7 @@ def _byte_level(
         steps.append({"type": "Digits", "individual_digits": True})
     if rule.pattern is not None:
         pattern = {"Regex": rule.pattern}
-        steps.append(
-            {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-        )
+        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
     steps.append(_bytes(use_regex=rule.pattern is None))
     vocabulary = _spelled(tokens, kinds)
     merges = _merges(header, vocabulary)
@@ -132,8 +131,8 @@ def _spelled(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
 
 
 def byte_letters() -> list[str]:
-    """Return the letter of each byte: its own in Latin-1 where that is visible, else one from U+0100
-    on, in order (Radford et al., 2019)."""
+    """Return the letter of each byte: its own in Latin-1 where that is visible, else one from
+    U+0100 on, in order (Radford et al., 2019)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
@@ -204,12 +203,9 @@ def _merges_by_score(
         if len(token) > _MAX_SPLIT:
             continue
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(l, r) for l, r in pairs if l in vocabulary and r in vocabulary]
+        known = [pair for pair in pairs if vocabulary.keys() >= set(pair)]
         found += [(-score, -len(left), left, right) for left, right in known]
     return [(left, right) for *_, left, right in sorted(found, key=lambda merge: merge[:2])]
-
-
-
 
 
 def _special_tokens(header: Header, tokens: Sequence[str]) -> dict[str, str]:
@@ -220,17 +216,13 @@ def _special_tokens(header: Header, tokens: Sequence[str]) -> dict[str, str]:
 def _token(header: Header, tokens: Sequence[str], id_: Any) -> str:
     if type(id_) is int and 0 <= id_ < len(tokens):
         return tokens[id_]
-    _refuse_id(header, id_)
-
-
-def _refuse_id(header: Header, id_: Any) -> NoReturn:
-    refuse(header.path, f"it has no token {shown(str(id_))}")
+    return refuse(header.path, f"it has no token {shown(str(id_))}")
 
 
 def _added_tokens(
     tokens: Sequence[str], kinds: Sequence[int], special: Iterable[str]
 ) -> list[dict[str, Any]]:
-    """Return the tokens that text is searched for first; the special ones among them are no text."""
+    """Return the tokens that text is searched for first; special ones among them are no text."""
     named = set(special)
     added = []
     for id_, (token, kind) in enumerate(zip(tokens, kinds or [0] * len(tokens), strict=True)):

@@ -114,7 +114,9 @@ class QuantizedWeight:
         if not more:
             return self
         codes, scales, zeros, mins = (
-            None if part is None else functional.pad(part.view(torch.uint8), (0, 0, 0, more)).view(part.dtype)
+            None
+            if part is None
+            else functional.pad(part.view(torch.uint8), (0, 0, 0, more)).view(part.dtype)
             for part in (self.codes, self.scales, self.zeros, self.mins)
         )
         assert codes is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from support.checkpoints.quantize import Twins
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
+from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import read_entries
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from torch import Tensor
@@ -28,7 +30,12 @@ def sized(path: Path, family: str, **config: bool | int) -> Path:
 
 def mixed(name: str) -> Type:
     """What a "Q4_K_M" file does, and a plain matrix among packed ones that it is merged with."""
-    parts = {"v_proj": Type.Q6_K, "down_proj": Type.Q6_K, "embed_tokens": Type.Q6_K, "up_proj": Type.F16}
+    parts = {
+        "v_proj": Type.Q6_K,
+        "down_proj": Type.Q6_K,
+        "embed_tokens": Type.Q6_K,
+        "up_proj": Type.F16,
+    }
     return parts.get(name.split(".")[-2], Type.Q4_K)
 
 
@@ -85,6 +92,17 @@ def test_two_ranks_equal_one(folder: Path, twins: dict[str, Twins], name: str) -
     for rank in range(2):
         results = torch.load(folder / f"rank{rank}.pt")
         assert_near(results[twins[name].quantized.name]["logits"], alone)
+
+
+def test_kernels_without_affine_products_get_plain_weights(
+    twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of GPUs are; "mixed" is tied."""
+    without = dataclasses.replace(load_kernels("cpu"), affine=False)
+    monkeypatch.setattr("support.ranks.tensor_parallel.load_kernels", lambda *_: without)
+    for name in ("mixed", "Q5_K"):
+        results = [run_steps(path, TensorParallel())["logits"] for path in twins[name]]
+        assert_near(*results)
 
 
 def test_names_are_those_of_a_checkpoint(twins: dict[str, Twins]) -> None:

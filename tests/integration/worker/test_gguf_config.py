@@ -135,7 +135,9 @@ def test_a_cache_that_cannot_be_written(source: Path, tmp_path: Path, cache: Pat
     path = write(source, tmp_path)
     (cache / "surestep" / "gguf").rename(cache / "surestep" / "away")
     (cache / "surestep" / "gguf").touch()
-    with pytest.raises(Unavailable, match=r"cannot keep the tokenizer of .*: (Not a dir|File exists)"):
+    with pytest.raises(
+        Unavailable, match=r"cannot keep the tokenizer of .*: (Not a dir|File exists)"
+    ):
         model_folder(path)
 
 
@@ -150,7 +152,11 @@ def test_the_scaling_of_llama_3_is_a_tensor(tmp_path: Path, factor: float) -> No
         "original_max_position_embeddings": 8192,
     }
     source = make_tiny_checkpoint(
-        tmp_path / "llama3", max_position=1 << 16, head_dim=64, tokenizer=True, rope_parameters=scaling
+        tmp_path / "llama3",
+        max_position=1 << 16,
+        head_dim=64,
+        tokenizer=True,
+        rope_parameters=scaling,
     )
     expected = LlamaConfig.parse(ConfigFiles.read(source))
     path = tmp_path / "llama3.gguf"

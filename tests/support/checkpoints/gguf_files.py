@@ -20,8 +20,14 @@ from surestep_common.gguf import model_folder
 
 TypeOf = Callable[[str], Type]  # of a tensor, by its Hugging Face name
 _HALVES = {  # offsets of the numbers in float16 within a block
-    **{Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,)},
-    **{Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)},
+    Type.Q4_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q8_0: (0,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
 }
 BLOCKS = tuple(_HALVES)
 CONTROL, NORMAL, USER_DEFINED = 3, 1, 4
@@ -81,7 +87,7 @@ def write_gguf(
 def _stored(values: Any, kind: Type, seed: int) -> tuple[Any, Any]:
     """What the file holds of a tensor, and what that means."""
     if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K):
-        data = random_blocks(kind, *values.shape, seed=seed)
+        data = random_blocks(kind, len(values), values.shape[1], seed)
     else:
         data = gguf.quantize(values, kind)
     meaning = gguf.dequantize(data, kind).astype(np.float32).reshape(values.shape)

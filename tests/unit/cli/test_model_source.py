@@ -122,7 +122,9 @@ def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.touch()
     with pytest.raises(InvalidRequest, match=r"model\.gguf: it is not a GGUF file"):
         resolve(str(path), QUIET)
-    with pytest.raises(NotFound, match=r"no config\.json: .*; .*model\.gguf can be served by itself"):
+    with pytest.raises(
+        NotFound, match=r"no config\.json: .*; .*model\.gguf can be served by itself"
+    ):
         resolve(str(tmp_path), QUIET)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotFound, match=r"cannot read nothing\.gguf: No such file"):

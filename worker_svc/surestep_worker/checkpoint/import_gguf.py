@@ -79,7 +79,7 @@ def _read_metadata(gguf_path: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(gguf_path: Path) -> TokenizersBackend:
-    """Return the tokenizer of a GGUF file as transformers makes it, but for what that gets wrong."""
+    """Return the tokenizer as transformers makes it, but for what that gets wrong."""
     from transformers import AutoTokenizer, TokenizersBackend
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)

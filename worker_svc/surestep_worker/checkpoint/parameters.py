@@ -115,7 +115,7 @@ class CheckpointWeights:
         self._table = table
         self._left = dict(table)
         self._quantization = quantization
-        self._dtype = dtype
+        self.dtype = dtype  # of what is taken, unless another is asked for
         self._progress = progress or (lambda done, total: None)
         self._done = 0
         self.bytes_taken = 0  # of the parameters as this rank keeps them
@@ -145,7 +145,7 @@ class CheckpointWeights:
     def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read one parameter, in this reader's dtype unless another is given."""
         shape, sources = self._left.pop(name)[:2]
-        parameter = torch.empty(shape, dtype=dtype or self._dtype)
+        parameter = torch.empty(shape, dtype=dtype or self.dtype)
         row = 0
         for source in sources:
             for part in self._plain_parts(source):
@@ -218,7 +218,7 @@ class CheckpointWeights:
         quantized = any(source.name in self._quantized for source in parameter.sources)
         if quantized and parameter.linear:
             return sum(map(self._bytes, parameter.sources))
-        return math.prod(parameter.shape) * self._dtype.itemsize
+        return math.prod(parameter.shape) * self.dtype.itemsize
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """Return the checkpoint tensors that hold a source."""

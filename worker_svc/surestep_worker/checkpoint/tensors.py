@@ -89,9 +89,15 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> _ReadPart:
     if is_gguf(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
-        return lambda name, entry, index: read_part(descriptor, entry, index)
+        return lambda name, entry, index: read_part(descriptor, entry, _slices(index))
     file: Any = stack.enter_context(safe_open(path, framework="pt"))
     return lambda name, entry, index: file.get_slice(name)[index]
+
+
+def _slices(index: tuple[int | slice, ...]) -> tuple[slice, ...]:
+    """Return an index that picks no item, as those of files without stacked matrices."""
+    assert all(isinstance(part, slice) for part in index)
+    return tuple(part for part in index if isinstance(part, slice))
 
 
 def refuse(problems: Mapping[str, list[str]]) -> None:

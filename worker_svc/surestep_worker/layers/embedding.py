@@ -60,10 +60,11 @@ class OutputHead:
         self._size, self._linear, self._tp = vocab_size, kernels.linear, context.shard.tp
 
         def read(checkpoint: CheckpointWeights) -> PackedLinear:
-            if not tied:
-                return pack(kernels, checkpoint.take_linear("lm_head"))
-            quantized = checkpoint.quantized("embedding")
-            return pack(kernels, quantized or weights.in_host_memory("embedding"))
+            if tied:
+                own = checkpoint.quantized("embedding") or weights.in_host_memory("embedding")
+            else:
+                own = checkpoint.take_linear("lm_head")
+            return pack(kernels, own, None, checkpoint.dtype)
 
         self._packed = weights.take_packed("lm_head", read)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from torch import Tensor
 
@@ -107,15 +108,20 @@ def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear
 
     def read(checkpoint: CheckpointWeights) -> PackedLinear:
         bias = checkpoint.take(f"{name}.bias") if f"{name}.bias" in checkpoint else None
-        return pack(kernels, checkpoint.take_linear(f"{name}.weight"), bias)
+        return pack(kernels, checkpoint.take_linear(f"{name}.weight"), bias, checkpoint.dtype)
 
     return weights.take_packed(name, read)
 
 
 def pack(
-    kernels: KernelSet, weight: Tensor | QuantizedWeight, bias: Tensor | None = None
+    kernels: KernelSet,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
 ) -> PackedLinear:
-    """Lay out a weight, quantised or not, for the kernels."""
-    if isinstance(weight, QuantizedWeight):
-        return kernels.pack_quantized(weight, bias)
-    return kernels.pack_linear(weight, bias)
+    """Lay out a weight as it is, or in `dtype` if the kernels have no such product."""
+    if not isinstance(weight, QuantizedWeight):
+        return kernels.pack_linear(weight, bias)
+    if weight.mins is not None and not kernels.affine:
+        return kernels.pack_linear(weight.dequantize().to(dtype), bias)
+    return kernels.pack_quantized(weight, bias)

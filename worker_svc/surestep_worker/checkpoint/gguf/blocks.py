@@ -1,7 +1,7 @@
 """What the bytes of GGUF's block types mean: codes, and a scale and a min for each group of them.
 
-W = codes * scales + mins holds exactly in float32 where the format's own arithmetic is exact, and is
-rounded once where that is. Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+W = codes * scales + mins holds exactly in float32 where the format's own arithmetic is exact, and
+is rounded once where that is. Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
 
 
 class Groups(NamedTuple):
@@ -92,19 +91,21 @@ def _nibbles(data: Tensor) -> Tensor:
 
     Further dimensions than two of blocks are rows, one after the other.
     """
-    pair = torch.stack((data & 0xF, data >> 4), dim=-2)
-    return pair.flatten(2)
+    halves: Tensor = torch.stack((data & 0xF, data >> 4), dim=-2)
+    return halves.flatten(2)
 
 
 def _rows(data: Tensor, rows: int) -> Tensor:
     """Return bytes u8[N, B, n] as [N, B, rows, n / rows]."""
-    return data.unflatten(-1, (rows, data.shape[-1] // rows))
+    split: Tensor = data.unflatten(-1, (rows, data.shape[-1] // rows))
+    return split
 
 
 def _bits(data: Tensor) -> Tensor:
     """Return the bits u8[..., 8 n] of bytes u8[..., n], the lowest of each first."""
     shifts = torch.arange(8, dtype=torch.uint8)
-    return (data[..., None] >> shifts & 1).flatten(-2)
+    bits: Tensor = data[..., None] >> shifts & 1
+    return bits.flatten(-2)
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ def block_size(dtype: str) -> int:
     return _BY_NAME[dtype].elements
 
 
-def read_part(descriptor: int, entry: Entry, index: tuple[int | slice, ...]) -> Tensor:
+def read_part(descriptor: int, entry: Entry, index: tuple[slice, ...]) -> Tensor:
     """Read some rows, and some columns of a matrix.
 
     Of a packed matrix the columns must be whole blocks, whose bytes u8[R, B] are returned. Rows are
