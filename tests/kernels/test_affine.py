@@ -182,6 +182,7 @@ def test_a_weight_that_is_no_affine_is_our_mistake() -> None:
     wrong: list[dict[str, Any]] = [
         {"bits": None},
         {"bits": 5},
+        {"mins": None},
         {"codes": made.codes + 16},
         {"codes": made.codes.view(torch.float8_e4m3fn)},
         {"zeros": made.codes[:, :2].contiguous()},

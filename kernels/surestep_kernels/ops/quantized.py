@@ -47,6 +47,10 @@ class QuantizedWeight:
         assert self.codes.is_contiguous()
         assert self.scales.is_contiguous()
         assert self.scales.shape == groups
+        if self.mins is not None:
+            self._check_affine(self.mins)
+            return
+        assert self.bits is None
         if self.scales.dtype is torch.uint8:
             assert self.codes.dtype is torch.uint8
             assert self.zeros is None
@@ -55,9 +59,6 @@ class QuantizedWeight:
             assert not (self.scales == E8M0_NAN).any()
             return
         assert self.scales.dtype is torch.float32
-        if self.mins is not None:
-            self._check_affine(self.mins)
-            return
         if self.zeros is None:
             assert self.codes.dtype is torch.float8_e4m3fn
             return
@@ -70,8 +71,8 @@ class QuantizedWeight:
         assert self.zeros is None
         assert self.codes.dtype is torch.uint8
         assert self.bits in _AFFINE
-        assert self.bits == 8 or not (self.codes >> 4).any()
-        assert mins.dtype is torch.float32
+        assert self.bits == 8 or self.codes.numel() == 0 or self.codes.amax() < 16
+        assert self.scales.dtype is mins.dtype is torch.float32
         assert mins.is_contiguous()
         assert mins.shape == self.scales.shape
         assert self.scales.isfinite().all()
