@@ -10,9 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from support.checkpoints.gguf_files import BLOCKS, random_blocks
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.header import BLOCK_TYPES
-from surestep_worker.checkpoint.gguf.blocks import UNPACKING
-from surestep_worker.checkpoint.gguf.reading import PACKED
-from surestep_worker.checkpoint.gguf.scheme import Gguf
+from surestep_worker.checkpoint.gguf import PACKED, UNPACKING, Gguf
 from surestep_worker.checkpoint.schemes import Share
 from torch import Tensor
 

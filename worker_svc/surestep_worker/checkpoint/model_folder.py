@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.folder import WEIGHTS
 
-from .gguf.entries import read_entries as gguf_entries
+from .gguf_entries import read_entries as gguf_entries
 from .json_fields import read_json
 from .safetensors_header import Entry, read_header, shown
 

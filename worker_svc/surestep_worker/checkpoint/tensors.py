@@ -14,7 +14,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.gguf import is_gguf
 from torch import Tensor
 
-from .gguf.reading import read_part
+from .gguf import read_part
 from .model_folder import some
 from .safetensors_header import Entry
 from .schemes import Stored

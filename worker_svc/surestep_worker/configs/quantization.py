@@ -5,7 +5,7 @@ from __future__ import annotations
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.ops.quantized import GROUP_MULTIPLE
 
-from surestep_worker.checkpoint.gguf.scheme import Gguf
+from surestep_worker.checkpoint.gguf import Gguf
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization

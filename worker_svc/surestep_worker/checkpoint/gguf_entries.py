@@ -1,4 +1,7 @@
-"""The tensors of a GGUF file by the names that they have in a Hugging Face checkpoint."""
+"""The tensors of a GGUF file by the names that they have in a Hugging Face checkpoint.
+
+They are listed without torch, since a supervisor reads folders, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.header import Header, read_header
 from surestep_common.gguf.model_config import ROPE_FACTORS, architecture_of, head_counts
 
-from surestep_worker.checkpoint.safetensors_header import Entry
+from .safetensors_header import Entry
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _OF_LAYERS = {
