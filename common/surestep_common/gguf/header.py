@@ -184,11 +184,22 @@ class _Reader:
         return count
 
     def _string(self) -> str:
-        data = self._take(int.from_bytes(self._take(8), "little"))
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """Read texts. Tokens and merges are most of a header: little is done for each of them."""
+        read, left, texts = self._file.read, self._left, []
+        for _ in range(count):
+            length = int.from_bytes(read(8), "little")
+            left -= 8 + length
+            if left < 0:
+                self._take(self._left + 1)  # refuses
+            texts.append(read(length))
+        self._left = left
         try:
-            return data.decode()
-        except UnicodeDecodeError:
-            refuse(self._path, f"{data[:_MAX_SHOWN]!a} is not UTF-8")
+            return [text.decode() for text in texts]
+        except UnicodeDecodeError as error:
+            refuse(self._path, f"{error.object[:_MAX_SHOWN]!a} is not UTF-8")
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
@@ -203,7 +214,7 @@ class _Reader:
             refuse(self._path, f"{shown(key)} has {count} items, which are too many")
         self._items_left -= count
         if kind == _STRING:
-            return [self._string() for _ in range(self._believed(count, 8))]
+            return self._strings(self._believed(count, 8))
         code = self._code(kind, key)
         data = self._take(self._believed(count, 1) * struct.calcsize(f"<{code}"))
         return list(struct.unpack(f"<{count}{code}", data))
