@@ -29,8 +29,18 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 6
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
-FORMATS = ("bf16", "fp8", "int4", "mxfp4")
-ELEMENT = {"BF16": 2.0, "FP8": 1.0, "INT4": 0.5, "MXFP4": 0.5}  # bytes
+FORMATS = ("bf16", "fp8", "int4", "mxfp4", "affine4", "affine4_f32", "affine8", "affine8_f32")
+AFFINE_GROUP = 32  # of most block types of GGUF
+BYTES = {  # of an element, of the header of a group
+    WeightFormat.BF16: (2, 0),
+    WeightFormat.FP8: (1, 4),
+    WeightFormat.INT4: (0.5, 4),
+    WeightFormat.MXFP4: (0.5, 1),
+    WeightFormat.AFFINE4: (0.5, 4),
+    WeightFormat.AFFINE8: (1, 4),
+    WeightFormat.AFFINE4_F32: (0.5, 8),
+    WeightFormat.AFFINE8_F32: (1, 8),
+}
 
 
 class Case(NamedTuple):
@@ -77,6 +87,8 @@ def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
         codes = torch.randint(16, (n, k), dtype=torch.uint8)
         exponents = torch.randint(115, 125, (n, k // MXFP4_GROUP), dtype=torch.uint8)
         return kernels.pack_quantized(QuantizedWeight(codes, exponents, None, MXFP4_GROUP))
+    if format_.startswith("affine"):
+        return kernels.pack_quantized(affine(format_, n, k))
     group = 128 if k % 128 == 0 else 64
     scales = (torch.rand(n, k // group) * 0.05).half().float()
     if format_ == "fp8":
@@ -86,11 +98,21 @@ def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
     return kernels.pack_quantized(QuantizedWeight(codes, scales, zeros, group))
 
 
+def affine(format_: str, n: int, k: int) -> QuantizedWeight:
+    """A random affine weight, whose scales and mins have as many bits as the format needs."""
+    bits = 4 if format_.startswith("affine4") else 8
+    scales, mins = (torch.rand(n, k // AFFINE_GROUP) * 0.05 for _ in "sm")
+    if not format_.endswith("f32"):
+        scales, mins = scales.half().float(), mins.half().float()
+    codes = torch.randint(1 << bits, (n, k), dtype=torch.uint8)
+    return QuantizedWeight(codes, scales, None, AFFINE_GROUP, -mins, bits)
+
+
 def read_megabytes(packed: PackedLinear) -> float:
     """Without the padding of the layout."""
-    scale = 1 if packed.format is WeightFormat.MXFP4 else 4
-    scales = 0 if packed.group_size == 0 else scale / packed.group_size
-    return packed.in_features * packed.out_features * (ELEMENT[packed.format.name] + scales) * 1e-6
+    element, header = BYTES[packed.format]
+    headers = 0 if packed.group_size == 0 else header / packed.group_size
+    return packed.in_features * packed.out_features * (element + headers) * 1e-6
 
 
 def linear_cases(kernels: KernelSet) -> Iterator[Case]:

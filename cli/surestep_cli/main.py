@@ -79,7 +79,7 @@ class Fetch(Settings):
     """Fetch a model as `serve` would and print its folder."""
 
     model: CliPositionalArg[str | None] = Field(
-        default=None, description="folder or hub id; none = the default model"
+        default=None, description="folder, GGUF file or hub id; none = the default model"
     )
     link: Path | None = Field(
         default=None, description="symbolic link to create or to point to the folder"

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common.config import Names, Size, split_names
+from surestep_common.gguf import ModelPath
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
 
@@ -87,7 +88,9 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     root_path: str = Field(
         "", pattern="^(/.*[^/])?$", description="path under which a proxy serves the API, e.g. /llm"
     )
-    model: Path = Field(description="folder with tokenizer.json and the chat template")
+    model: ModelPath = Field(
+        description="folder with tokenizer.json and the chat template, or a GGUF file"
+    )
     tokenizer: Path | None = Field(
         None, description="folder of another tokenizer and its chat template"
     )

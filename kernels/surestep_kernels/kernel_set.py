@@ -77,6 +77,7 @@ class KernelSet:
     delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
     step: StepOps = CPU_REFERENCE
     products: PlainProducts | None = None  # with unquantised weights, where there is a choice
+    affine: bool = True  # pack_quantized takes affine weights
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 

@@ -7,22 +7,33 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels.cases import (
+    AFFINE,
+    FORMATS,
+    assert_close,
+    exact_weight,
+    make_affine,
+    make_quantized,
+)
+from surestep_kernels import QuantizedWeight
 from surestep_kernels.cpu import prebuild
 from surestep_kernels.cpu.build import build_library, file_of
-from surestep_kernels.cpu.compiling import BuildError, processor_features
+from surestep_kernels.cpu.compiling import BuildError, compile_library, processor_features
 from surestep_kernels.cpu.ops import CpuOps
 from surestep_kernels.cpu.prebuilt import TARGETS, fitting
+from surestep_kernels.ops.linear import WeightFormat
 
 V3, V4, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
 FITS_HERE = [target.name for target in fitting(platform.machine(), HERE)]
-# Three libraries are compiled, which takes a minute on a busy machine.
+# Four libraries are compiled, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(2, turn=1)]
 
 
@@ -94,6 +105,39 @@ def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Pa
         assert torch.equal(*results)
         norms = [ops.rms_norm(x, torch.ones(200), 1e-5) for ops in (ahead, here)]
         assert torch.equal(*norms)
+
+
+PLAIN_C = {"x86_64": "-march=x86-64", "aarch64": "-march=armv8-a"}  # no wide vectors
+
+
+@pytest.fixture(scope="module", params=[*FITS_HERE, "plain C"])
+def quantised_ops(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> CpuOps:
+    """The ops as each library has them that runs here."""
+    if request.param == "plain C":
+        file = tmp_path_factory.mktemp("plain") / "plain.so"
+        compile_library("cc", (PLAIN_C[platform.machine()],), file)
+    else:
+        (file,) = (t.file(folder) for t in TARGETS[platform.machine()] if t.name == request.param)
+    ops = CpuOps.load(file)
+    ops.set_num_threads(1)
+    return ops
+
+
+@pytest.mark.parametrize("make", [make_quantized, make_affine])
+def test_every_library_multiplies_quantised_weights(
+    quantised_ops: CpuOps, make: Callable[[WeightFormat, int, int, int], QuantizedWeight]
+) -> None:
+    """Few rows and many, which take other ways to the same bits."""
+    for format_ in FORMATS if make is make_quantized else AFFINE:
+        weight = make(format_, 77, 200, 32)
+        packed, x = quantised_ops.pack_quantized(weight), torch.randn(40, 200)
+        expected = (x.double() @ exact_weight(weight).T).float()
+        together = quantised_ops.linear(x, packed)
+        assert_close(together, expected)
+        alone = [quantised_ops.linear(row, packed) for row in x.split(1)]
+        assert torch.equal(torch.cat(alone), together)
 
 
 def test_one_of_other_sources_is_not_found(folder: Path, tmp_path: Path) -> None:

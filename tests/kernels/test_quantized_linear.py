@@ -2,20 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
+from support.kernels.cases import DTYPES, FORMATS, assert_close, exact_weight, make_quantized
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.ops.linear import WeightFormat
 
 SHAPES = [(1, 8), (7, 5), (33, 200), (64, 64), (100, 72), (300, 1536)]  # N, K
-
-
-def exact(weight: QuantizedWeight) -> torch.Tensor:
-    """The weight in fp64, from its definition, element by element of every group."""
-    columns = torch.arange(weight.codes.shape[1]) // weight.group_size
-    values = weight.codes.double()
-    if weight.zeros is not None:
-        values = values - weight.zeros[:, columns].double()
-    return values * weight.scales[:, columns].double()
 
 
 @pytest.mark.parametrize("group_size", [8, 64, 128])
@@ -34,7 +25,7 @@ def test_equals_the_exact_product(
     weight, bias = make_quantized(format_, columns, depth, group_size), torch.randn(columns)
     for rows in (1, 2, 3, 4, 6, 7, 12, 50):
         x = torch.randn(rows, depth).to(dtype)
-        expected = x.double() @ exact(weight).T + bias.double()
+        expected = x.double() @ exact_weight(weight).T + bias.double()
         for kernels in (native, reference):
             actual = kernels.linear(x, kernels.pack_quantized(weight, bias), torch.float32)
             assert_close(actual, expected.float())

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings, is_loopback
 from surestep_common.config import Count, gpus_are_hidden
+from surestep_common.gguf import ModelPath
 
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
 
@@ -61,7 +62,9 @@ class WorkerSettings(PeerSettings):
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
-    model: Path | None = Field(default=None, description="folder in Hugging Face format")
+    model: ModelPath | None = Field(
+        default=None, description="folder in Hugging Face format, or a GGUF file"
+    )
     device: Annotated[Literal["cpu", "cuda"], BeforeValidator(_device)] = Field(
         default="auto",
         validate_default=True,

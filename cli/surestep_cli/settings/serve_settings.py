@@ -55,7 +55,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     model_config = SettingsConfigDict(extra="forbid", cli_prog_name="surestep serve")
 
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
-        None, description="folder in Hugging Face format or hub id; none = the default model"
+        None,
+        description="folder in Hugging Face format, GGUF file or hub id; none = the default model",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit of the model on the hub"

@@ -10,7 +10,7 @@
 #endif
 
 /* How weights are stored: F32 and BF16 of vec.h, and those whose elements share scales in groups. */
-enum { FP8 = 2, INT4 = 3, MXFP4 = 4 };
+enum { FP8 = 2, INT4 = 3, MXFP4 = 4, AFFINE4 = 5, AFFINE8 = 6, AFFINE4_F32 = 7, AFFINE8_F32 = 8 };
 
 /* ALL_TILES: TILE(rows, panels) for every shape that fits into the registers. */
 #if defined(__AVX512F__)
@@ -34,6 +34,7 @@ enum { AHEAD = 2048 };
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 
 typedef struct linear_job linear_job;
 
@@ -121,7 +122,7 @@ INLINE long tile_start(const linear_job *j, long tile)
     return tile * base + (tile < extra ? tile : extra);
 }
 
-/* Elements of k as packed: whole lanes of 32 bits. */
+/* Elements of k as packed: whole lanes of 32 bits, and eights of what is summed in eights. */
 INLINE long packed_length(long k, int format)
 {
     long per_lane = format == F32 ? 1 : format == BF16 ? 2 : format == FP8 ? 4 : 8;

@@ -22,7 +22,7 @@ from surestep_kernels.mixers.attention_case import AttentionCase
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.rotary import Sections
-from surestep_kernels.ops.linear import PLAIN_FORMATS, PackedLinear
+from surestep_kernels.ops.linear import FP16_HEADERS, PLAIN_FORMATS, PackedLinear
 from surestep_kernels.ops.quantized import QuantizedWeight
 
 from .binding import DTYPE_CODES, bind
@@ -41,7 +41,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "linear": [_P, _P, _P, _P, _L, _L, _L, _L, _I, _I, _I],
     "pack_linear": [_P, _P, _L, _L, _I],
-    "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
+    "pack_quantized": [*[_P] * 5, _L, _L, _L, _I],
     "packed_bytes": [_L, _L, _L, _I],
     "paged_attention": [*[_P] * 9, *[_L] * 8, _F, _I],
     "set_num_threads": [_I],
@@ -152,15 +152,18 @@ class CpuOps:
 
     def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
         """Pack codes and scales into panels in one stream (layout: cpu/linear_quantized.c)."""
-        codes, zeros = weight.codes, weight.zeros
-        rows, columns = codes.shape
-        kind = weight.group_size, weight.format
-        data = torch.empty(self.c_packed_bytes(rows, columns, *kind), dtype=torch.uint8)
-        pointers = data.data_ptr(), codes.data_ptr(), weight.scales.data_ptr()
-        zeros_pointer = None if zeros is None else zeros.data_ptr()
-        self.c_pack_quantized(*pointers, zeros_pointer, rows, columns, *kind)
-        bias = self._pack_bias(bias, rows)
-        return PackedLinear(data, bias, columns, rows, weight.format, weight.group_size)
+        rows, columns = weight.codes.shape
+        group_size, format_ = weight.group_size, weight.format
+        scales, mins = weight.scales, weight.mins
+        if mins is not None and format_ in FP16_HEADERS:
+            scales, mins = scales.half(), mins.half()
+        data = torch.empty(
+            self.c_packed_bytes(rows, columns, group_size, format_), dtype=torch.uint8
+        )
+        parts = data, weight.codes, scales, weight.zeros, mins
+        pointers = (None if part is None else part.data_ptr() for part in parts)
+        self.c_pack_quantized(*pointers, rows, columns, group_size, format_)
+        return PackedLinear(data, self._pack_bias(bias, rows), columns, rows, format_, group_size)
 
     def _pack_bias(self, bias: Tensor | None, rows: int) -> Tensor | None:
         padding = -rows % self.c_panel_width()

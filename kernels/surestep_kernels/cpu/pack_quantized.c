@@ -11,8 +11,9 @@ long linear_quantized_panel(long k, long group, int format)
 typedef struct {
     char *out;
     const uint8_t *codes; /* [n, k] */
-    const void *scales;   /* [n, groups]: float, or the bytes of MXFP4 */
+    const void *scales;   /* [n, groups]: float, the bytes of MXFP4, fp16 where a header has it */
     const uint8_t *zeros; /* [n, groups]; of INT4 only */
+    const void *mins;     /* [n, groups], in the type of the scales; of AFFINE only */
     long n, k, group, panel_bytes;
     int format;
 } pack_job;
@@ -21,6 +22,12 @@ static void pack_header(const pack_job *j, char *out, long column, long at)
 {
     if (j->format == MXFP4) {
         out[column] = ((const char *)j->scales)[at];
+        return;
+    }
+    if (j->mins) {
+        const long size = has_fp32_header(j->format) ? 4 : 2;
+        memcpy(out + column * size, (const char *)j->scales + at * size, (size_t)size);
+        memcpy(out + (PANEL + column) * size, (const char *)j->mins + at * size, (size_t)size);
         return;
     }
     float scale = ((const float *)j->scales)[at] * (j->format == FP8 ? 0x1p60f : 1);
@@ -59,11 +66,11 @@ long surestep_packed_bytes(long n, long k, long group, int format)
     return (n + PANEL - 1) / PANEL * linear_quantized_panel(packed_length(k, format), group, format);
 }
 
-/* Codes [n, k], one per byte, with scales and zeros [n, groups], to panels. */
+/* Codes [n, k], one per byte, with scales and zeros or mins [n, groups], to panels. */
 void surestep_pack_quantized(void *out, const void *codes, const void *scales, const void *zeros,
-                             long n, long k, long group, int format)
+                             const void *mins, long n, long k, long group, int format)
 {
-    pack_job j = {out, codes, scales, zeros, n, k, group,
+    pack_job j = {out, codes, scales, zeros, mins, n, k, group,
                   linear_quantized_panel(packed_length(k, format), group, format), format};
     linear_huge_pages(out, surestep_packed_bytes(n, k, group, format));
     parallel_for(pack_task, &j, (n + PANEL - 1) / PANEL);

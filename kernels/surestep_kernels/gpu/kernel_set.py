@@ -111,6 +111,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         add_rms_norm=add_rms_norm,
         pack_linear=REFERENCE.pack_linear,
         pack_quantized=pack_quantized,
+        affine=False,
         linear=products.linear,
         linear_partials=products.partials,
         fp8_rows=fp8,

@@ -20,10 +20,15 @@ class WeightFormat(IntEnum):
     FP8 = 2
     INT4 = 3
     MXFP4 = 4
+    AFFINE4 = 5  # scales and mins in fp16
+    AFFINE8 = 6
+    AFFINE4_F32 = 7  # in fp32
+    AFFINE8_F32 = 8
 
 
 # What the 16 codes of E2M1 stand for: a sign, two bits of exponent, one of mantissa.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP16_HEADERS = (WeightFormat.AFFINE4, WeightFormat.AFFINE8)
 PLAIN_FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 
 
@@ -39,6 +44,7 @@ class PackedLinear:
     group_size: int = 0  # inputs that share a scale
     scales: Tensor | None = None  # if the layout stores them apart from the data
     zeros: Tensor | None = None
+    mins: Tensor | None = None
 
 
 class PackLinear(Protocol):
@@ -67,12 +73,19 @@ def linear_reference(
     """Map x [T, K] to [T, N]. A wider out_dtype only widens the rounded product."""
     if packed.scales is None:
         return functional.linear(x, packed.data, packed.bias).to(out_dtype or x.dtype)
-    weight = dequantize(packed.data, packed.scales, packed.zeros, packed.group_size)
+    parts = packed.data, packed.scales, packed.zeros, packed.group_size
+    weight = dequantize(*parts, packed.mins)
     bias = None if packed.bias is None else packed.bias.float()
     return functional.linear(x.float(), weight, bias).to(out_dtype or x.dtype)
 
 
-def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> Tensor:
+def dequantize(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group_size: int,
+    mins: Tensor | None = None,
+) -> Tensor:
     """Return the weight f32[N, K] of a QuantizedWeight with these parts."""
     if scales.dtype is torch.uint8:
         values = torch.tensor(E2M1, device=codes.device)[codes.long()]
@@ -82,7 +95,8 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: 
         return per_group.repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
 
     values = codes.float() if zeros is None else codes.float() - per_element(zeros)
-    return values * per_element(scales)
+    weight = values * per_element(scales)
+    return weight if mins is None else weight + per_element(mins)
 
 
 def e8m0(exponents: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The default model's greedy text against transformers' generate, in float32."""
+"""The default model's greedy text, its weights packed, against transformers' generate with those
+dequantised, in float32."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.parity.stepping import generate
+from surestep_common.gguf import model_folder
 from surestep_kernels import load_kernels
 from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.checkpoint.import_gguf import load_tokenizer
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, GgufConfig
 
 pytestmark = pytest.mark.slow
 
@@ -51,27 +54,31 @@ class Default(NamedTuple):
     tokenizer: Any
 
 
-def _folder() -> Path:
+def _file() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    default = cache / "surestep" / "models" / "SmolLM2-135M-Instruct"
-    return Path(os.environ.get("SURESTEP_TEST_MODEL") or default)
+    return cache / "surestep" / "models" / "SmolLM2-135M-Instruct.gguf"
 
 
 @pytest.fixture(scope="module")
 def default() -> Default:
-    folder = _folder()
-    if not (folder / "config.json").exists():
-        pytest.skip(f"no model in {folder}; name its folder in SURESTEP_TEST_MODEL")
+    file = _file()
+    if not file.exists():
+        pytest.skip(f"no {file}: `surestep fetch` downloads it")
     ours = load_model(
-        ModelSource(folder),
+        ModelSource(model_folder(file)),
         dtype="float32",
         device="cpu",
         tp=TensorParallel(),
         kernels=load_kernels("cpu"),
         max_model_len=512,
     )
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return Default(ours, theirs, AutoTokenizer.from_pretrained(folder))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    return Default(ours, theirs, load_tokenizer(file))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.ops.linear import FP16_HEADERS, WeightFormat
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -97,3 +97,27 @@ def make_quantized(format_: WeightFormat, rows: int, columns: int, group: int) -
     codes = torch.randint(16, (rows, columns), dtype=torch.uint8)
     zeros = torch.randint(16, (rows, groups), dtype=torch.uint8)
     return QuantizedWeight(codes, scales, zeros, group)
+
+
+AFFINE = [format_ for format_ in WeightFormat if format_.name.startswith("AFFINE")]
+
+
+def make_affine(format_: WeightFormat, rows: int, columns: int, group: int) -> QuantizedWeight:
+    """Random codes, scales and mins, which cancel roughly; they fit fp16 if the format says so."""
+    bits, groups = 4 if format_.name.startswith("AFFINE4") else 8, -(-columns // group)
+    codes = torch.randint(1 << bits, (rows, columns), dtype=torch.uint8)
+    scales = torch.rand(rows, groups) / (1 << bits)
+    mins = -scales * (torch.rand(rows, groups) + 0.5) * (1 << bits - 1)
+    if format_ in FP16_HEADERS:
+        scales, mins = scales.half().float(), mins.half().float()
+    return QuantizedWeight(codes, scales, None, group, mins, bits)
+
+
+def exact_weight(weight: QuantizedWeight) -> Tensor:
+    """The weight in fp64, from its definition, element by element of every group; not of MXFP4."""
+    of = torch.arange(weight.codes.shape[1]) // weight.group_size
+    values = weight.codes.double()
+    if weight.zeros is not None:
+        values = values - weight.zeros[:, of].double()
+    scaled = values * weight.scales[:, of].double()
+    return scaled if weight.mins is None else scaled + weight.mins[:, of].double()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from rich.console import Console
+from support.checkpoints.least_gguf import write_least
 from surestep_cli.commands import fetch
 from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
@@ -24,6 +25,7 @@ from surestep_cli.serve.model_source import (
     resolve_tokenizer,
 )
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+from surestep_common.gguf import model_folder
 
 QUIET = Console(quiet=True)
 
@@ -45,11 +47,20 @@ def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve(".", QUIET) == ("my-model", folder)
 
 
+def default_folder(cache: Path) -> Path:
+    """Put a file where the default model is kept."""
+    models = cache / "surestep" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    file = models / f"{DEFAULT_MODEL}.gguf"
+    return model_folder(file if file.exists() else write_least(file))
+
+
 def test_the_default_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
-    cached.mkdir(parents=True)
-    assert resolve(None, QUIET) == (DEFAULT_MODEL, cached)
+    folder = default_folder(tmp_path)
+    resolved = resolve(None, QUIET)
+    assert resolved == (DEFAULT_MODEL, folder)
+    assert resolved.path.name == DEFAULT_MODEL
 
 
 @pytest.mark.parametrize(
@@ -60,9 +71,9 @@ def test_the_default_is_sampled_as_recommended_unless_its_file_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None, temperature: float
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
-    cached.mkdir(parents=True)
+    cached = default_folder(tmp_path)
     file = cached / "generation_config.json"
+    names = {path.name for path in cached.iterdir()}
     if said is not None:
         file.write_text(json.dumps(said))
     for _ in range(2):
@@ -70,15 +81,14 @@ def test_the_default_is_sampled_as_recommended_unless_its_file_says_otherwise(
         now = json.loads(file.read_text())
         assert now["temperature"] == temperature
         assert now.items() >= (said or {}).items()
-    assert [path.name for path in cached.iterdir()] == [file.name]
+    assert {path.name for path in cached.iterdir()} == names
 
 
 def test_a_default_that_cannot_be_told_so_is_served_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
-    cached.mkdir(parents=True)
+    cached = default_folder(tmp_path)
     (cached / "generation_config.json").write_text("[]")
     assert resolve(None, Console()).path == cached
     assert "is sampled at temperature 1" in capsys.readouterr().out
@@ -105,11 +115,20 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         resolve(str(tmp_path), QUIET)
 
 
-def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
+def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in it: tests/integration/worker/test_gguf_config.py."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.touch()
-    with pytest.raises(NotFound, match="surestep import-gguf"):
+    with pytest.raises(InvalidRequest, match=r"model\.gguf: it is not a GGUF file"):
         resolve(str(path), QUIET)
+    with pytest.raises(
+        NotFound, match=r"no config\.json: .*; .*model\.gguf can be served by itself"
+    ):
+        resolve(str(tmp_path), QUIET)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFound, match=r"cannot read nothing\.gguf: No such file"):
+        resolve("nothing.gguf", QUIET)  # no model of the hub
 
 
 def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer, tokenizer_kinds
 from surestep_common.config import cache_dir
+from surestep_common.gguf import model_folder
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from transformers import AutoTokenizer
 
 HYBRID = Path(__file__).resolve().parents[2] / "data" / "tiny-hybrid"
-DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct"
+DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct.gguf"
 
 # What Hugging Face's dialect of Jinja has and plain Jinja has not.
 DIALECT = """{%- set ns = namespace(n=0) %}
@@ -61,13 +62,13 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
         folder, "<think>", template=tiny_tokenizer.THINKING_TEMPLATE
     ),
     "tiny-hybrid": lambda folder: HYBRID,
-    "default": lambda folder: DEFAULT,
+    "default": lambda folder: model_folder(DEFAULT),
 } | {kind: of_kind(kind) for kind in tokenizer_kinds.KINDS}
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "default" and not DEFAULT.is_dir():
+    if request.param == "default" and not DEFAULT.is_file():
         pytest.skip("the default model is not on this machine")
     return CHECKPOINTS[request.param](tmp_path_factory.mktemp("checkpoint") / "model")
 

@@ -212,7 +212,7 @@ def test_static_activations_are_refused() -> None:
         (
             "fp8",
             {"quant_method": "nvfp4"},
-            r"\(nvfp4\) are not supported; supported: awq, compressed-tensors, fp8, gptq, mxfp4",
+            r"\(nvfp4\) are not supported; supported: awq, compressed-tensors, fp8, gguf, gptq, mxfp4",
         ),
         ("awq", {"quant_method": "gptq", "bits": 8}, "gptq with bits 8"),
         ("awq", {"quant_method": "gptq", "desc_act": True}, "gptq with desc_act True"),

@@ -52,7 +52,7 @@ def _convert(gguf_path: Path, folder: Path, progress: Announce) -> None:
     progress("reading the GGUF header")
     metadata = _read_metadata(gguf_path)
     progress("converting the tokenizer")
-    tokenizer = _load_tokenizer(gguf_path, metadata)
+    tokenizer = load_tokenizer(gguf_path)
     progress("dequantising the weights")
     model = _load_model(gguf_path)
     model.generation_config.eos_token_id = _eos_token_ids(metadata, tokenizer)
@@ -78,12 +78,13 @@ def _read_metadata(gguf_path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in scalars.items()}
 
 
-def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> TokenizersBackend:
+def load_tokenizer(gguf_path: Path) -> TokenizersBackend:
+    """Return the tokenizer as transformers makes it, but for what that gets wrong."""
     from transformers import AutoTokenizer, TokenizersBackend
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)
     assert isinstance(tokenizer, TokenizersBackend), "only these are built from GGUF metadata"
-    if metadata.get("tokenizer.ggml.pre") == "smollm":
+    if _read_metadata(gguf_path).get("tokenizer.ggml.pre") == "smollm":
         _split_like_smollm(tokenizer)
     return tokenizer
 

@@ -117,6 +117,15 @@ class Fields:
             self._refuse(key, f"whole numbers from 0 to {most}")
         return tuple(values)
 
+    def numbers(self, key: str, most: float) -> tuple[float, ...]:
+        """Return a list of numbers above 0; empty if missing."""
+        values = self._given(key, [])
+        if not isinstance(values, list) or not all(
+            type(value) in (int, float) and 0 < value <= most for value in values
+        ):
+            self._refuse(key, f"a list of numbers above 0, up to {most:g}")
+        return tuple(map(float, values))
+
     def object(self, key: str) -> Fields:
         """Return an object inside this one; empty if missing."""
         value = self._given(key, {})

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
+from surestep_common.gguf.folder import WEIGHTS
 
+from .gguf_entries import read_entries as gguf_entries
 from .json_fields import read_json
 from .safetensors_header import Entry, read_header, shown
 
@@ -56,6 +58,8 @@ class ConfigFiles(NamedTuple):
 def read_entries(folder: Path) -> dict[str, Entry]:
     """Return every tensor of the checkpoint. Raises InvalidRequest for broken files or headers, and
     for a tensor in two files."""
+    if (folder / WEIGHTS).exists():
+        return gguf_entries((folder / WEIGHTS).resolve())
     entries: dict[str, Entry] = {}
     repeated: list[str] = []
     for path in _weight_files(folder):

@@ -1,4 +1,4 @@
-"""Reads safetensors checkpoints strictly: nothing missing, nothing left over, nothing twice.
+"""Reads checkpoints strictly: nothing missing, nothing left over, nothing twice.
 
 A model declares a table: parameter of this rank -> the checkpoint tensors (or slices of them) that
 fill it from the top. The table is compared with the headers of all files before any weight is read,
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -29,6 +29,8 @@ from .schemes import FLOATS, Quantization, Share, Stored
 from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
+
+_DEQUANTIZED = 1 << 24  # elements at once
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
     linear: bool = False  # for take_linear: weights that may be quantised
+    table: bool = False  # rows to look up: they may be quantised in the files, not in memory
 
 
 Table = Mapping[str, Parameter]
@@ -109,9 +112,10 @@ class CheckpointWeights:
         unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
         each other.
         """
+        self._table = table
         self._left = dict(table)
         self._quantization = quantization
-        self._dtype = dtype
+        self.dtype = dtype  # of what is taken, unless another is asked for
         self._progress = progress or (lambda done, total: None)
         self._done = 0
         self.bytes_taken = 0  # of the parameters as this rank keeps them
@@ -140,12 +144,11 @@ class CheckpointWeights:
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read one parameter, in this reader's dtype unless another is given."""
-        shape, sources, _ = self._left.pop(name)
-        parameter = torch.empty(shape, dtype=dtype or self._dtype)
+        shape, sources = self._left.pop(name)[:2]
+        parameter = torch.empty(shape, dtype=dtype or self.dtype)
         row = 0
         for source in sources:
-            if source.numel > 0:
-                part = self._checkpoint.read(source.name, source.place)
+            for part in self._plain_parts(source):
                 parameter[row : row + len(part)] = part
                 row += len(part)
             self._advance(source)
@@ -158,18 +161,44 @@ class CheckpointWeights:
 
         Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
-        sources = self._left[name].sources
-        if self._quantization is None or sources[0].name not in self._quantized:
+        weight = self.quantized(name)
+        if weight is None:
             return self.take(name)
-        del self._left[name]
-        parts = []
-        for source in sources:
-            read = partial(self._read_part, source.item)
-            parts.append(self._quantization.read(source.share, read))
+        for source in self._left.pop(name).sources:
             self._advance(source)
-        weight = concatenate(parts)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """Read a parameter, taken or not, if all of it is quantised; it is not taken by that.
+
+        Raises InvalidRequest if it cannot be cut as this rank needs it.
+        """
+        parameter = self._table[name]
+        sources = [source for source in parameter.sources if source.numel]
+        if not sources or not all(source.name in self._quantized for source in sources):
+            return None
+        weight = concatenate([self._read_quantized(source, source.share) for source in sources])
+        return weight.padded(parameter.shape[0])
+
+    def _read_quantized(self, source: TensorSource, share: Share) -> QuantizedWeight:
+        assert self._quantization is not None
+        if source.name in self._checkpoint:
+            share = share._replace(dtype=self._checkpoint.dtype(source.name))
+        return self._quantization.read(share, partial(self._read_part, source.item))
+
+    def _plain_parts(self, source: TensorSource) -> Iterator[Tensor]:
+        """Yield the rows of a source; quantised ones become float32, some at a time."""
+        if not source.numel:
+            return
+        if source.name not in self._quantized:
+            yield self._checkpoint.read(source.name, source.place)
+            return
+        share = source.share
+        step = max(1, _DEQUANTIZED // len(share.columns))
+        for begin in range(0, len(share.rows), step):
+            rows = share.rows[begin : begin + step]
+            yield self._read_quantized(source, share._replace(rows=rows)).dequantize()
 
     def _read_part(self, item: int | None, name: str, rows: slice, columns: slice) -> Tensor:
         outer = () if item is None else (item,)
@@ -186,9 +215,10 @@ class CheckpointWeights:
 
     def _bytes_in_memory(self, parameter: Parameter) -> int:
         """Return the approximate bytes of a parameter in memory."""
-        if any(source.name in self._quantized for source in parameter.sources):
+        quantized = any(source.name in self._quantized for source in parameter.sources)
+        if quantized and parameter.linear:
             return sum(map(self._bytes, parameter.sources))
-        return math.prod(parameter.shape) * self._dtype.itemsize
+        return math.prod(parameter.shape) * self.dtype.itemsize
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """Return the checkpoint tensors that hold a source."""
@@ -203,7 +233,10 @@ class CheckpointWeights:
         if self._quantization is None:
             return frozenset()
         modules = {
-            source.name: source.module for p in table.values() if p.linear for source in p.sources
+            source.name: source.module
+            for p in table.values()
+            if p.linear or p.table
+            for source in p.sources
         }
         holds = self._quantization.holds
         found = frozenset(n for n, module in modules.items() if holds(module, self._checkpoint))
@@ -220,7 +253,7 @@ class CheckpointWeights:
 
     def _contradictions(self, table: Table) -> dict[str, list[str]]:
         """Return the contradicting sources by kind of problem."""
-        if self._quantization is None:
+        if self._quantization is None or self._quantization.merges_with_plain:
             return {}
         modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}
         merged = [{source.name for source in parameter.sources} for parameter in table.values()]

@@ -18,7 +18,7 @@ from .weight_store import Record, WeightStore
 
 logger = logging.getLogger(__name__)
 
-_TENSORS = ("data", "bias", "scales", "zeros")
+_TENSORS = ("data", "bias", "scales", "zeros", "mins")
 _FACTS = ("in_features", "out_features", "format", "group_size")
 
 
@@ -88,6 +88,7 @@ class Weights:
             group_size=facts["group_size"],
             scales=tensors.get("scales"),
             zeros=tensors.get("zeros"),
+            mins=tensors.get("mins"),
         )
         self.packed.append(packed)
         return packed

@@ -36,6 +36,8 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     begin: int  # byte of the file
     nbytes: int
+    # Heads whose two halves have their rows interleaved in the file; 0: rows are in order.
+    interleaved_heads: int = 0
 
     @property
     def end(self) -> int:

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -38,6 +38,7 @@ class Share(NamedTuple):
     rows: range  # of 0..N
     columns: range  # of 0..K
     inputs: int  # K
+    dtype: str | None = None  # of the tensor that is named for the weight, if there is one
 
 
 Read = Callable[[str, slice, slice], Tensor]  # part of a stored matrix, by its name
@@ -56,6 +57,8 @@ class Quantization(ABC):
     """The scheme of a checkpoint. The tensors in its files decide which modules use it."""
 
     not_converted: tuple[str, ...]  # modules listed as plain
+    # Whether quantised weights and plain ones may be merged, all of them becoming plain.
+    merges_with_plain: ClassVar[bool] = False
 
     def lists_as_plain(self, module: str) -> bool:
         """Return whether `module` or one around it is listed, by whole parts of the dotted name:
@@ -106,14 +109,14 @@ class Fp8(Quantization):
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
         module, (height, width) = share.module, self.block
-        group_size = _group_size(width, share)
+        group_size = group_size_of(width, share)
         codes = read(f"{module}.weight", _slice(share.rows), _slice(share.columns)).contiguous()
         if (codes.view(torch.uint8) & _FP8_NAN == _FP8_NAN).any():
             raise InvalidRequest(f"{module}.weight holds NaN", param="model")
         rows, columns = _slice(share.rows, height), _slice(share.columns, width)
         blocks = read(f"{module}.{self.scale}", rows, columns).float()
-        by_row = blocks[_blocks(share.rows, height)]
-        scales = by_row[:, _blocks(share.columns, width, group_size)].contiguous()
+        by_row = blocks[blocks_of(share.rows, height)]
+        scales = by_row[:, blocks_of(share.columns, width, group_size)].contiguous()
         return QuantizedWeight(codes, scales, None, group_size)
 
 
@@ -148,11 +151,11 @@ class Awq(Quantization):
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
         module, group = share.module, _inputs(self.group_size, share.inputs)
-        group_size = _group_size(group, share)
+        group_size = group_size_of(group, share)
         words, groups = _slice(share.rows, _WORD), _slice(share.columns, group)
         first = share.rows.start - words.start * _WORD
         rows = slice(first, first + len(share.rows))
-        owners = _blocks(share.columns, group, group_size)
+        owners = blocks_of(share.columns, group, group_size)
         codes = (
             _unpack(read(f"{module}.qweight", _slice(share.columns), words), _AWQ_PLACES)
             .T[rows]
@@ -205,9 +208,9 @@ class Gptq(Quantization):
     def read(self, share: Share, read: Read) -> QuantizedWeight:
         """Read a share. Also raises InvalidRequest for zero points that do not fit into 4 bits."""
         module, group = share.module, _inputs(self.group_size, share.inputs)
-        group_size = _group_size(group, share)
+        group_size = group_size_of(group, share)
         rows, words = _slice(share.rows), _slice(share.rows, _WORD)
-        groups, owners = _slice(share.columns, group), _blocks(share.columns, group, group_size)
+        groups, owners = _slice(share.columns, group), blocks_of(share.columns, group, group_size)
         packed = read(f"{module}.qweight", _slice(share.columns, _WORD), rows)
         codes = _unpack(packed.T, _GPTQ_PLACES)[:, : len(share.columns)].contiguous()
         first = share.rows.start - words.start * _WORD
@@ -224,12 +227,12 @@ def _slice(part: range, block: int = 1) -> slice:
     return slice(part.start // block, -(-part.stop // block))
 
 
-def _blocks(part: range, block: int, step: int = 1) -> Tensor:
+def blocks_of(part: range, block: int, step: int = 1) -> Tensor:
     """Return the block of each element, or of each group of `step` elements; i64."""
     return torch.arange(part.start, part.stop, step) // block - part.start // block
 
 
-def _group_size(stored: int, share: Share) -> int:
+def group_size_of(stored: int, share: Share) -> int:
     """Return the largest group size that fits both the start of the share and the stored groups."""
     size = math.gcd(stored, share.columns.start, MAX_GROUP)
     if size % GROUP_MULTIPLE == 0:

@@ -1,20 +1,25 @@
-"""The safetensors files of a checkpoint: open them, and compare them with what a model expects."""
+"""The weight files of a checkpoint: open them, and compare them with what a model expects."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from surestep_common.errors import InvalidRequest
+from surestep_common.gguf import is_gguf
 from torch import Tensor
 
+from .gguf import read_part
 from .model_folder import some
 from .safetensors_header import Entry
 from .schemes import Stored
+
+_ReadPart = Callable[[str, Entry, tuple[int | slice, ...]], Tensor]  # of a file
 
 
 class Checkpoint:
@@ -26,10 +31,10 @@ class Checkpoint:
         Raises InvalidRequest if one cannot be read.
         """
         self._entries = entries
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, _ReadPart] = {}
         for path in sorted({entry.file for entry in entries.values()}):
             try:
-                self._files[path] = stack.enter_context(safe_open(path, framework="pt"))
+                self._files[path] = _opened(path, stack)
             except (OSError, SafetensorError) as error:
                 raise InvalidRequest(f"cannot read {path}: {error}", param="model") from error
 
@@ -53,8 +58,8 @@ class Checkpoint:
 
     def read(self, name: str, index: tuple[int | slice, ...]) -> Tensor:
         """Read a part of a tensor."""
-        part: Tensor = self._files[self._entries[name].file].get_slice(name)[index]
-        return part
+        entry = self._entries[name]
+        return self._files[entry.file](name, entry, index)
 
     def check(self, expected: Mapping[str, Stored], ignore: Iterable[str]) -> dict[str, list[str]]:
         """Return the tensors that have each kind of problem; `ignore` holds regular expressions of
@@ -77,6 +82,22 @@ class Checkpoint:
                 if self.dtype(name) not in expected[name].dtypes
             ],
         }
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> _ReadPart:
+    """Open a file until `stack` closes. Raises OSError and SafetensorError."""
+    if is_gguf(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        return lambda name, entry, index: read_part(descriptor, entry, _slices(index))
+    file: Any = stack.enter_context(safe_open(path, framework="pt"))
+    return lambda name, entry, index: file.get_slice(name)[index]
+
+
+def _slices(index: tuple[int | slice, ...]) -> tuple[slice, ...]:
+    """Return an index that picks no item, as those of files without stacked matrices."""
+    assert all(isinstance(part, slice) for part in index)
+    return tuple(part for part in index if isinstance(part, slice))
 
 
 def refuse(problems: Mapping[str, list[str]]) -> None:

@@ -211,6 +211,8 @@ def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
         return RopeConfig(theta=theta, linear_factor=scaling.number("factor", _MAX_FACTOR))
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(scaling))
+    if kind == "divided":  # of a GGUF file, which holds what the scaling of Llama 3 comes to
+        return RopeConfig(theta=theta, divisors=scaling.numbers("divisors", _MAX_FACTOR))
     if kind == "yarn":
         if theta <= 1.0:
             raise InvalidRequest("rope scaling yarn: rope_theta must be above 1", param="model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.ops.quantized import GROUP_MULTIPLE
 
+from surestep_worker.checkpoint.gguf import Gguf
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization
@@ -95,6 +96,10 @@ def _read_compressed(config: Fields) -> Quantization:
             raise InvalidRequest(message, param="model")
 
 
+def _read_gguf(config: Fields) -> Quantization:
+    return Gguf(())
+
+
 def _read_mxfp4(config: Fields) -> Quantization:
     return Mxfp4(config.texts("modules_to_not_convert"))
 
@@ -103,6 +108,7 @@ _READERS = {
     "awq": _read_awq,
     "compressed-tensors": _read_compressed,
     "fp8": _read_fp8,
+    "gguf": _read_gguf,
     "gptq": _read_gptq,
     "mxfp4": _read_mxfp4,
 }

@@ -35,3 +35,4 @@ class RopeConfig:
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
     yarn: YarnScaling | None = None
+    divisors: tuple[float, ...] = ()  # of each frequency by itself; empty: 1

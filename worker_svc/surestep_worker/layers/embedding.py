@@ -14,7 +14,7 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter
 from surestep_worker.configs.model_config import ModelConfig
 
 from .context import LayerContext
-from .linear import Sharding
+from .linear import Sharding, pack
 
 
 def vocabulary_table(
@@ -22,9 +22,10 @@ def vocabulary_table(
 ) -> dict[str, Parameter]:
     """Parameters of a model whose decoder's tensors begin with `prefix`; `head`: an untied one."""
     sizes = config.vocab_size, config.hidden_size
-    table = {"embedding": shard.vocabulary(f"{prefix}embed_tokens.weight", *sizes)}
+    embedding = shard.vocabulary(f"{prefix}embed_tokens.weight", *sizes)
+    table = {"embedding": embedding._replace(table=True)}
     if head:
-        table["lm_head"] = shard.vocabulary("lm_head.weight", *sizes)
+        table["lm_head"] = shard.vocabulary("lm_head.weight", *sizes)._replace(linear=True)
     return table
 
 
@@ -58,11 +59,14 @@ class OutputHead:
         weights, kernels = context.weights, context.kernels
         self._size, self._linear, self._tp = vocab_size, kernels.linear, context.shard.tp
 
-        def pack(checkpoint: CheckpointWeights) -> PackedLinear:
-            own = weights.in_host_memory("embedding") if tied else checkpoint.take("lm_head")
-            return kernels.pack_linear(own, None)
+        def read(checkpoint: CheckpointWeights) -> PackedLinear:
+            if tied:
+                own = checkpoint.quantized("embedding") or weights.in_host_memory("embedding")
+            else:
+                own = checkpoint.take_linear("lm_head")
+            return pack(kernels, own, None, checkpoint.dtype)
 
-        self._packed = weights.take_packed("lm_head", pack)
+        self._packed = weights.take_packed("lm_head", read)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
@@ -80,10 +84,10 @@ class OutputRows:
         kernels, self._tp = context.kernels, embedding.tp
         self._linear = kernels.linear
 
-        def pack(_: CheckpointWeights) -> PackedLinear:
+        def rows(_: CheckpointWeights) -> PackedLinear:
             return kernels.pack_linear(embedding.own_rows(token_ids).cpu(), None)
 
-        self._packed = context.weights.take_packed("lm_head", pack)
+        self._packed = context.weights.take_packed("lm_head", rows)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, D] of [N, H], for all D tokens on every rank."""

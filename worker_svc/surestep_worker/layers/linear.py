@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
+from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
@@ -104,11 +106,22 @@ def are_alike(modules: Iterable[str], names: Set[str]) -> bool:
 def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:
     """Read a linear layer, quantised or not, and keep it in the kernels' layout only."""
 
-    def pack(checkpoint: CheckpointWeights) -> PackedLinear:
+    def read(checkpoint: CheckpointWeights) -> PackedLinear:
         bias = checkpoint.take(f"{name}.bias") if f"{name}.bias" in checkpoint else None
-        weight = checkpoint.take_linear(f"{name}.weight")
-        if isinstance(weight, QuantizedWeight):
-            return kernels.pack_quantized(weight, bias)
-        return kernels.pack_linear(weight, bias)
+        return pack(kernels, checkpoint.take_linear(f"{name}.weight"), bias, checkpoint.dtype)
 
-    return weights.take_packed(name, pack)
+    return weights.take_packed(name, read)
+
+
+def pack(
+    kernels: KernelSet,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> PackedLinear:
+    """Lay out a weight as it is, or in `dtype` if the kernels have no such product."""
+    if not isinstance(weight, QuantizedWeight):
+        return kernels.pack_linear(weight, bias)
+    if weight.mins is not None and not kernels.affine:
+        return kernels.pack_linear(weight.dequantize().to(dtype), bias)
+    return kernels.pack_quantized(weight, bias)

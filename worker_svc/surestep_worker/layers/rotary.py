@@ -16,6 +16,8 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: st
     frequencies = 1.0 / rope.theta**exponents / rope.linear_factor
     if rope.llama3 is not None:
         frequencies = _stretch(frequencies, rope.llama3)
+    if rope.divisors:
+        frequencies /= torch.tensor(rope.divisors)
     if rope.yarn is not None:
         frequencies *= _yarn_factors(rope.yarn, rope.theta, head_dim)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)

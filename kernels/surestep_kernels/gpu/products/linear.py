@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 import triton
 import triton.language as tl
+from surestep_common.errors import InvalidRequest
 from torch import Tensor
 from torch.nn import functional
 
@@ -169,7 +170,10 @@ def _linear_kernel(
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
     """Pack codes as in weight_tile.py; scales are i32[groups, N], for INT4 with the zeros in 4
     bits. MXFP4 has i16[steps, N], the exponents of two groups, which count as one of 64 inputs.
+    Raises InvalidRequest for affine weights: no kernel here multiplies them.
     """
+    if weight.mins is not None:
+        raise InvalidRequest("weights whose groups have minima have no GPU kernels", param="model")
     if weight.format is WeightFormat.MXFP4:
         return _pack_mxfp4(weight, bias)
     int4 = weight.format is WeightFormat.INT4

@@ -1,0 +1,5 @@
+"""GGUF files: their header, and the model folder whose weights they are."""
+
+from .folder import ModelPath, is_gguf, model_folder
+
+__all__ = ["ModelPath", "is_gguf", "model_folder"]

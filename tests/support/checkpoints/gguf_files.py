@@ -1,0 +1,164 @@
+"""GGUF files of tiny checkpoints, written by llama.cpp's own library, and plain copies that hold
+exactly the weights which the files stand for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
+from support.checkpoints.quantize import Twins
+from surestep_common.gguf import model_folder
+
+TypeOf = Callable[[str], Type]  # of a tensor, by its Hugging Face name
+_HALVES = {  # offsets of the numbers in float16 within a block
+    Type.Q4_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q8_0: (0,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+}
+BLOCKS = tuple(_HALVES)
+CONTROL, NORMAL, USER_DEFINED = 3, 1, 4
+
+
+def random_blocks(kind: Type, rows: int, columns: int, seed: int, size: float = 1.0) -> Any:
+    """Bytes u8[R, B] of a matrix of any codes and scales; its elements are about as large as `size`."""
+    random = np.random.default_rng(seed)
+    elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    largest = 512 if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K) else 16
+    for at in _HALVES[kind]:
+        halves = random.standard_normal(blocks.shape[:2]) * size / largest
+        blocks[..., at : at + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def write_gguf(
+    source: Path, file: Path, type_of: TypeOf, *, rope_freqs: Any = None, **metadata: Any
+) -> Twins:
+    """Write a Llama, Qwen2 or Qwen3 as a GGUF file, and a plain copy of `source` beside it.
+
+    Matrices get the types of `type_of`; those that the library cannot make are random. The first
+    folder returned is the file's own, changed to compute in float32. Further `metadata` replaces
+    what the file says, None removes it.
+    """
+    config = json.loads((source / "config.json").read_text())
+    arch = str(config["model_type"])
+    plain = file.with_name(f"{file.stem}-plain")
+    shutil.copytree(source, plain, ignore=shutil.ignore_patterns("*.index.json"))
+    writer = GGUFWriter(file, arch)
+    written = _metadata(config, arch) | _tokenizer(source, config["vocab_size"]) | metadata
+    for key, value in written.items():
+        _add(writer, key, value)
+    meant = {}
+    kind_of_file = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+    names = gguf.get_tensor_name_map(
+        kind_of_file.get(arch, gguf.MODEL_ARCH.QWEN3), config["num_hidden_layers"]
+    )
+    for seed, (name, tensor) in enumerate(load_file(source / "model.safetensors").items()):
+        kind = type_of(name) if tensor.dim() > 1 else Type.F32
+        data, meaning = _stored(tensor.float().numpy(), kind, seed)
+        heads = _interleaved(name, config) if arch == "llama" else 0
+        meant[name] = torch.from_numpy(meaning)
+        known = names.get_name(name, (".weight", ".bias"))
+        assert known is not None
+        writer.add_tensor(known, _permuted(data, heads) if heads else data, raw_dtype=kind)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
+    for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file"):
+        getattr(writer, write)()
+    writer.close()
+    save_file(meant, plain / "model.safetensors")
+    return Twins(_in_float32(file), plain)
+
+
+def _stored(values: Any, kind: Type, seed: int) -> tuple[Any, Any]:
+    """What the file holds of a tensor, and what that means."""
+    if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K):
+        data = random_blocks(kind, len(values), values.shape[1], seed)
+    else:
+        data = gguf.quantize(values, kind)
+    meaning = gguf.dequantize(data, kind).astype(np.float32).reshape(values.shape)
+    return data, np.ascontiguousarray(meaning)
+
+
+def _interleaved(name: str, config: Mapping[str, Any]) -> int:
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    part = name.split(".")[-2]
+    return int(config[heads[part]]) if part in heads else 0
+
+
+def _permuted(data: Any, heads: int) -> Any:
+    """Rows as llama.cpp has those of queries and keys: the halves of each head interleaved."""
+    halves = data.reshape(heads, 2, len(data) // heads // 2, *data.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(data.shape)
+
+
+def _metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    about = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }
+    return {f"{arch}.{key}": value for key, value in about.items()}
+
+
+def _tokenizer(source: Path, vocab_size: int) -> dict[str, Any]:
+    """As converters write it; without a tokenizer in the folder one of meaningless tokens."""
+    about: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "eos_token_id": 2}
+    path = source / "tokenizer.json"
+    if path.is_file():
+        spec = json.loads(path.read_text())
+        tokens = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].__getitem__)
+        about["merges"] = [" ".join(merge) for merge in spec["model"]["merges"]]
+        special = {token["content"] for token in spec["added_tokens"]}
+    else:
+        tokens, special = [], set()
+    tokens += [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]
+    about |= {"tokens": tokens, "token_type": [CONTROL if t in special else NORMAL for t in tokens]}
+    named = {f"tokenizer.ggml.{key}": value for key, value in about.items()}
+    template = source / "chat_template.jinja"
+    return named | ({"tokenizer.chat_template": template.read_text()} if template.is_file() else {})
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case None:
+            pass
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _in_float32(file: Path) -> Path:
+    folder = file.with_name(f"{file.stem}-folder")
+    shutil.copytree(model_folder(file), folder, symlinks=True)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}))
+    return folder
