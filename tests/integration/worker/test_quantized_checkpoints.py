@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.hybrid import make_tiny_hybrid
-from support.checkpoints.quantize import METHODS, Twins, quantize
+from support.checkpoints.quantize import METHODS, Twins, fp8, quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
 from support.ranks.spawn import run_checkpoints
@@ -115,6 +115,18 @@ def test_an_mtp_head_may_be_plain_quantised_or_both(
     source = make_tiny_hybrid(tmp_path / "hybrid", "qwen3_5")
     twins = quantize(source, method, plain=(plain, *SMALL), listed=listed)
     assert_near(*(mtp_logits(path) for path in twins))
+
+
+def test_an_output_head_may_be_quantised(tmp_path: Path) -> None:
+    twins = quantize(make_tiny_checkpoint(tmp_path / "source", hidden=128), "fp8")
+    files = [folder / "model.safetensors" for folder in twins]
+    stored, meant = (load_file(file) for file in files)
+    head = fp8(meant["lm_head.weight"])
+    stored |= {f"lm_head.{suffix}": part for suffix, part in head.stored.items()}
+    meant["lm_head.weight"] = head.meaning
+    for tensors, file in zip((stored, meant), files, strict=True):
+        save_file(tensors, file)
+    assert_near(*(run_steps(folder, TensorParallel())["logits"] for folder in twins))
 
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("fp8", 1 + 4 / 128), ("awq", 0.5 + 4 / 16)])
