@@ -7,6 +7,7 @@ of a group profile the same steps; rank 0's clock decides for all of them when t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,8 +29,8 @@ _CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts on which the drafter is checked
 _CHECK_WINDOWS = 12
-_CHECK_FLOOR = 0.05  # share of drafts that are accepted
-_CHECK_LEAST = 32  # drafts that say anything: a sound head has none accepted of 16 now and then
+_SOUND = 0.07  # share of these drafts that even a weak head has accepted
+_BY_CHANCE = 0.01  # share of starts in which such a head may seem to do worse
 _PROMPT = 8  # tokens in each text whose logits are checked
 
 
@@ -45,13 +46,20 @@ class Check(NamedTuple):
 
     @property
     def is_low(self) -> bool:
-        """Whether a sound head would do several times as well on any text."""
-        return self.drafts >= _CHECK_LEAST and self.accepted < _CHECK_FLOOR * self.drafts
+        """Whether a sound head would hardly ever have so few accepted, or fewer."""
+        chance = sum(_binomial(n, self.drafts, _SOUND) for n in range(self.accepted + 1))
+        return chance < _BY_CHANCE
 
     @property
     def failed(self) -> bool:
         """Whether the drafter was asked and drafted nothing."""
         return self.windows > 0 and self.drafts == 0
+
+
+def _binomial(hits: int, trials: int, share: float) -> float:
+    """Return the probability of so many hits, each of which comes with the probability `share`."""
+    ways = math.lgamma(trials + 1) - math.lgamma(hits + 1) - math.lgamma(trials - hits + 1)
+    return math.exp(ways + hits * math.log(share) + (trials - hits) * math.log(1 - share))
 
 
 class Sample(NamedTuple):
