@@ -40,7 +40,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         _check_pooled(message)
     else:
         check_sampling(sampling, vocab_size)
-        _check_min_tokens(message)
+        _check_lengths(message)
         check_prompt_logprobs(sampling, len(message.prompt_ids))
     prompt_ids, emitted_ids = _ids(message.prompt_ids), _ids(message.emitted_ids)
     message.prompt_ids.MergeFrom(message.emitted_ids)
@@ -76,8 +76,10 @@ def _check_pooled(message: scheduler_pb2.GenerateRequest) -> None:
             raise InvalidRequest(f"{name} has no meaning with pooling", param=name)
 
 
-def _check_min_tokens(message: scheduler_pb2.GenerateRequest) -> None:
+def _check_lengths(message: scheduler_pb2.GenerateRequest) -> None:
     least, most = message.sampling.min_tokens, message.max_tokens
+    if most < 1:
+        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     if least > most:
         raise InvalidRequest(f"min_tokens={least} exceeds max_tokens={most}", param="min_tokens")
 

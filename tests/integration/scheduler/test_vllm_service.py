@@ -245,7 +245,7 @@ async def test_a_killed_worker_costs_no_token(depth: int) -> None:
     [
         (grpc.StatusCode.INVALID_ARGUMENT, {"tokenized": None, "text": "hello"}),
         (grpc.StatusCode.INVALID_ARGUMENT, {"tokenized": {"input_ids": [101]}}),
-        (grpc.StatusCode.INVALID_ARGUMENT, {"sampling_params": {"json_object": True}}),
+        (grpc.StatusCode.INVALID_ARGUMENT, {"sampling_params": {"structural_tag": "{}"}}),
         (grpc.StatusCode.INVALID_ARGUMENT, {"sampling_params": {"temperature": -1.0}}),
         (grpc.StatusCode.INVALID_ARGUMENT, {"sampling_params": {"max_tokens": 0}}),
         (grpc.StatusCode.INVALID_ARGUMENT, {"request_id": "x" * 600}),

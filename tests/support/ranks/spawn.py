@@ -12,6 +12,8 @@ from support.processes.ports import free_address
 from support.ranks.tensor_parallel import TIMEOUT_S, rank_main
 from torch import multiprocessing
 
+_CHECKPOINT_S = 10.0  # for one of several checkpoints, on a busy machine
+
 
 @contextmanager
 def started(
@@ -31,15 +33,18 @@ def started(
                 process.join()
 
 
-def run(main: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+def run(
+    main: Callable[..., None], arguments: Sequence[tuple[Any, ...]], timeout_s: float = TIMEOUT_S
+) -> None:
     """Run `main` in a process for each of `arguments`, and wait for the success of all."""
     with started(main, arguments) as processes:
         for process in processes:
-            process.join(TIMEOUT_S)
+            process.join(timeout_s)
         assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
 def run_checkpoints(folder: Path, names: Sequence[str]) -> None:
     """Run the checkpoints `names` in `folder` on two ranks; they leave their results there."""
     address = free_address()
-    run(rank_main, [(rank, address, folder, names) for rank in range(2)])
+    ranks = [(rank, address, folder, names) for rank in range(2)]
+    run(rank_main, ranks, timeout_s=TIMEOUT_S + _CHECKPOINT_S * len(names))
