@@ -99,7 +99,7 @@ KINDS = (
 class Unwritten:
     """Weights of a model: memory of the right shapes."""
 
-    nbytes = 0
+    nbytes, dtype = 0, torch.bfloat16
 
     def __init__(self, table: Mapping[str, Parameter]) -> None:
         self._table = table
@@ -126,6 +126,9 @@ class Unwritten:
     def in_host_memory(self, name: str) -> Tensor:
         """One parameter, again."""
         return self.take(name)
+
+    def quantized(self, name: str) -> None:
+        """None of them is."""
 
 
 def _shares(made: Any, args: Sequence[Any]) -> bool:
