@@ -198,12 +198,12 @@ def _page(record: bytes, limit: int, after: str | None, *, newest_first: bool) -
         if after not in names:
             raise InvalidRequest(f"after: no item with the id '{after}'", param="after")
         first = names.index(after) + 1
-    shown = [orjson.loads(item) for item in items[first : first + limit]]
+    shown = items[first : first + limit]
     page = {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
+        "data": [orjson.Fragment(item) for item in shown],
+        "first_id": orjson.loads(shown[0])["id"] if shown else None,
+        "last_id": orjson.loads(shown[-1])["id"] if shown else None,
         "has_more": first + limit < len(items),
     }
     return orjson.dumps(page)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from typing import Any, Protocol
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from surestep_common.errors import Cancelled, SurestepError
@@ -15,6 +14,7 @@ from surestep_common.errors import Cancelled, SurestepError
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Admission
 from surestep_gateway.output.json_pieces import JsonPieces, send_pieces
+from surestep_gateway.output.json_text import json_text
 from surestep_gateway.output.sequence import Delta, OutputSequence, run_sequences
 from surestep_gateway.stored.running import Interrupted
 
@@ -150,7 +150,7 @@ class EventStream(Response):
 
 def event(content: dict[str, Any]) -> bytes:
     """Return an event without a name."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+    return b"data: " + json_text(content) + b"\n\n"
 
 
 def named_event(content: dict[str, Any]) -> bytes:

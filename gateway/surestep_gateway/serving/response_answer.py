@@ -13,6 +13,7 @@ from surestep_common.errors import Unavailable
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import error_body
 from surestep_gateway.output.blocks import Block, Blocks, Change, Closed, Kind, Opened, Written
+from surestep_gateway.output.json_text import json_text
 from surestep_gateway.output.sequence import Delta, OutputSequence
 from surestep_gateway.stored.running import Interrupted
 from surestep_gateway.stored.store import key_of
@@ -126,14 +127,14 @@ class ResponseAnswer:
 
     async def _settle(self) -> bytes:
         """Store the response if that is wanted, and return its JSON."""
-        response = orjson.dumps(self.shown())
+        response = json_text(self.shown())
         if self._stored:
             record = framed([response]) + self._prepared.items
             self._stored = False
             with contextlib.suppress(Unavailable):  # which the log has; the answer is there
                 self._stored = await self._store.put(self.key, bytes(record))
             if not self._stored:
-                response = orjson.dumps(self.shown())
+                response = json_text(self.shown())
         return response
 
     def _changed(self, change: Change) -> Iterator[Json]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, NotFound
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
+from surestep_gateway.output.json_text import json_text
 from surestep_gateway.request.parse import parse, parse_fields
 from surestep_gateway.request.prepare import Draft, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
@@ -96,7 +97,7 @@ def _draft(
     messages = messages_of(body.instructions, conversation, first=len(history))
     chat = draft_chat_request(processor, _chat(body, messages), info)
     token = secrets.token_hex(16)
-    stored = bytes(framed([orjson.dumps(one) for one in stored_items(conversation, token)]))
+    stored = bytes(framed([json_text(one) for one in stored_items(conversation, token)]))
 
     def finish(encoded: Sequence[list[int]]) -> PreparedResponse:
         return PreparedResponse(
@@ -112,7 +113,7 @@ def _draft(
 
 def _record(frames: bytes | bytearray) -> Json:
     """Return a stored response and the items that it was made from."""
-    response, *items = map(orjson.loads, unframed(frames))
+    response, *items = map(from_json, unframed(frames))
     return {"response": response, "items": items}
 
 

@@ -103,6 +103,26 @@ async def test_a_conversation_goes_on(stack: Stack, thinking: Tokenizer) -> None
         assert rest == [item.id for item in reversed(items)]
 
 
+async def test_integers_of_any_size(stack: Stack, thinking: Tokenizer) -> None:
+    """In tools and in fields of items that nothing reads: shown, streamed and stored as they came."""
+    large = 2**80
+    sizes = {"type": "object", "properties": {"size": {"type": "integer", "maximum": large}}}
+    tools = [{"type": "function", "name": "weigh", "parameters": sizes}]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "seen": large}]}
+    asked: Any = {"tools": tools, "input": [thought, {"role": "user", "content": "hello"}]}
+    script(stack, thinking, "so\n</think>\nFine.")
+    whole = (await respond(stack, **asked)).json()
+    assert whole["tools"][0]["parameters"] == sizes
+    stored = (await stack.client.get(f"{RESPONSES}/{whole['id']}/input_items?order=asc")).json()
+    assert stored["data"][0]["summary"] == thought["summary"]
+    script(stack, thinking, "so\n</think>\nFine.")
+    events = await events_of(stack, previous_response_id=whole["id"], tools=tools)
+    assert events[-1]["response"]["tools"][0]["parameters"] == sizes
+    second = events[-1]["response"]["id"]
+    stored = (await stack.client.get(f"{RESPONSES}/{second}/input_items?order=asc")).json()
+    assert stored["data"][0]["summary"] == thought["summary"]
+
+
 async def test_items_may_be_referred_to(stack: Stack, thinking: Tokenizer) -> None:
     script(stack, thinking, "so</think>Forty-two.")
     first = (await respond(stack, input="how many?")).json()
