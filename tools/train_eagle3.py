@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from eagle3.card import Facts, write_card
 from eagle3.conversations import ChatFormat
-from eagle3.files import Conversations, Parts, draft_vocabulary, save_head
+from eagle3.files import Conversations, Parts, draft_vocabulary, read_head, save_head
 from eagle3.head import Eagle3Head, HeadShape, initial_head
 from eagle3.model import ModelParts
 from eagle3.training import Plan, Trainer, Vocabularies, accepted
@@ -56,6 +56,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, default=400_000, help="to be written; hidden states of each are kept")
     add("--layers", type=int, nargs="+", help="layers of the model before what is read of it")
     add("--heads", type=int, nargs=2, metavar=("Q", "KV"), help="default: as in the model")
+    add("--start", type=Path, metavar="HEAD", help="a head of this tool's to go on with")
     add("--draft-vocab", type=int, default=8192, help="tokens that can be drafted")
     add("--epochs", type=float, default=3.0)
     add("--draft-steps", type=int, default=4, help="that are learnt")
@@ -170,6 +171,8 @@ def _new_head(
         rope_theta=parts.rope_theta,
         num_captured=num_captured,
     )
+    if args.start is not None:
+        return read_head(args.start, shape)
     torch.manual_seed(args.seed)
     states = torch.stack([each.captured[-2, -shape.hidden_size :].float() for each in train])
     size = states.square().mean(1).sqrt().median().item()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .conversations import Written
-from .head import Eagle3Head
+from .head import Eagle3Head, HeadShape
 from .writing import Observed
 
 _PART_TOKENS = 5_000
@@ -145,3 +145,11 @@ def save_head(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_head(folder: Path, shape: HeadShape) -> Eagle3Head:
+    """Return a head that `save_head` wrote; what it drafts from is chosen anew."""
+    head, apart = Eagle3Head(shape), ("d2t", "lm_head.weight")
+    tensors = load_file(folder / "model.safetensors")
+    head.load_state_dict({name: x.float() for name, x in tensors.items() if name not in apart})
+    return head

@@ -275,5 +275,12 @@ def test_the_command_takes_up_what_is_there(
     assert {path.name for path in (tmp_path / "head").iterdir()} == {
         "config.json", "model.safetensors", "README.md"
     }  # fmt: skip
+    before = load_file(tmp_path / "head" / "model.safetensors")
+    words[1] = str(tmp_path / "next")
+    main([*words, "--work", str(tmp_path / "more"), "--tokens", "3000", "--write-only"])
+    again = ["--start", str(tmp_path / "head"), "--learning-rate", "0"]
+    main([*words, "--work", str(tmp_path / "more"), "--train-only", *again])
+    after = load_file(tmp_path / "next" / "model.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before.keys() - {"d2t"})
     with pytest.raises(ValueError, match="--layers"):
         main([*words, "--layers", "1", "2"])
