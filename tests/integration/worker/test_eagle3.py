@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from support.parity.bench import HEAD, Neighbours, build_runner, load
 from support.parity.proposals import proposals
 from support.references.eagle3 import captured_states
 from surestep_common.errors import InvalidRequest
+from surestep_kernels import load_kernels
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.attention import Attention
+from surestep_worker.models import draft_loader
 from transformers import AutoModelForCausalLM
 
 K, VOCAB = 4, 160
@@ -101,6 +104,24 @@ def test_a_window_of_another_width_is_seen(
 
     monkeypatch.setattr("surestep_worker.models.eagle3.Attention", attention)
     assert share_of_wrong("dense", "a window of five rows", tmp_path, monkeypatch) > 0.1
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_head_of_fewer_bits_drafts_much_the_same(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As heads of 16-bit models have 8; the fewer, the more drafts are others."""
+    monkeypatch.setattr(draft_loader, "_round_to", lambda kernels, dtype: bits)
+    wrong = share_of_wrong("tied", "the model's rows", tmp_path, monkeypatch)
+    assert wrong <= 0.1 if bits == 8 else 0.1 < wrong < 1.0
+
+
+def test_heads_are_rounded_where_that_costs_nothing() -> None:
+    kernels = load_kernels("cpu")
+    assert draft_loader._round_to(kernels, torch.bfloat16) == 8
+    assert draft_loader._round_to(kernels, torch.float32) is None
+    without = replace(kernels, affine=False)  # as on GPUs
+    assert draft_loader._round_to(without, torch.bfloat16) is None
 
 
 def compare(model: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 import torch
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.ops.quantized import concatenate
+from surestep_kernels.ops.rounding import rounded
 from torch import Tensor
 
 from .safetensors_header import Entry
@@ -103,18 +104,20 @@ class CheckpointWeights:
         ignore: Iterable[str] = (),
         quantization: Quantization | None = None,
         dtype: torch.dtype,
+        round_to: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Compare the tensors of a checkpoint with `table` and open their files.
 
         `ignore` holds regular expressions of whole names of tensors to ignore. Without
-        `quantization` every weight must be unquantised. Raises InvalidRequest naming missing,
+        `quantization` every weight must be unquantised. With `round_to` plain linear weights are
+        rounded to so many bits, 4 or 8, when they are taken. Raises InvalidRequest naming missing,
         unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
         each other.
         """
         self._table = table
         self._left = dict(table)
-        self._quantization = quantization
+        self._quantization, self._round_to = quantization, round_to
         self.dtype = dtype  # of what is taken, unless another is asked for
         self._progress = progress or (lambda done, total: None)
         self._done = 0
@@ -157,17 +160,29 @@ class CheckpointWeights:
         return parameter
 
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
-        """Read a linear weight as the checkpoint holds it: quantised, or as `take` does.
+        """Read a linear weight as the checkpoint holds it, quantised or as `take` does, or rounded.
 
         Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
         weight = self.quantized(name)
         if weight is None:
-            return self.take(name)
+            return self._take_plain(name)
         for source in self._left.pop(name).sources:
             self._advance(source)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def _take_plain(self, name: str) -> Tensor | QuantizedWeight:
+        before, weight = self.bytes_taken, self.take(name)
+        if not self._table[name].linear:
+            return weight
+        laid = self.as_linear(weight)
+        self.bytes_taken = before + laid.nbytes
+        return laid
+
+    def as_linear(self, weight: Tensor) -> Tensor | QuantizedWeight:
+        """Return a plain weight as linear weights are to be: rounded, if they are."""
+        return weight if self._round_to is None else rounded(weight, self._round_to)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         """Read a parameter, taken or not, if all of it is quantised; it is not taken by that.

@@ -84,8 +84,9 @@ class OutputRows:
         kernels, self._tp = context.kernels, embedding.tp
         self._linear = kernels.linear
 
-        def rows(_: CheckpointWeights) -> PackedLinear:
-            return kernels.pack_linear(embedding.own_rows(token_ids).cpu(), None)
+        def rows(checkpoint: CheckpointWeights) -> PackedLinear:
+            own = checkpoint.as_linear(embedding.own_rows(token_ids).cpu())
+            return pack(kernels, own, None, checkpoint.dtype)
 
         self._packed = context.weights.take_packed("lm_head", rows)
 

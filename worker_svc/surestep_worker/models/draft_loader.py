@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 
@@ -21,6 +22,8 @@ from surestep_worker.layers.rotary import rotary_table
 from .eagle3 import IGNORED, Eagle3Head, parameter_table
 from .loader import Model
 from .source import CheckpointSource
+
+_BITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def load_eagle3(
             ignore=IGNORED,
             quantization=decoder.quantization,
             dtype=model.vocabulary.dtype,
+            round_to=_round_to(kernels, model.vocabulary.dtype),
         )
 
     store, facts = checkpoint.store, checkpoint.facts
@@ -74,6 +78,14 @@ def load_eagle3(
         first_layer = len(model.kv_spec(1).windows)
         head = Eagle3Head(config, context, model.vocabulary, first_layer)
     return head, checkpoint.fingerprint
+
+
+def _round_to(kernels: KernelSet, dtype: torch.dtype) -> int | None:
+    """How many bits the weights of a head get: drafts are as good, and cost half as much to read.
+
+    In float32 a head is as it was trained, as models are.
+    """
+    return _BITS if kernels.affine and dtype is not torch.float32 else None
 
 
 def _ranks_of(config: Eagle3Config, tp: TensorParallel) -> TensorParallel:
