@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.parity.bench import (
     BLOCK_SIZE,
+    LOOKUP,
     NEIGHBOURS,
     Conditions,
     Neighbours,
@@ -34,11 +35,12 @@ CACHED = Neighbours(num_slots=4, step_tokens=40)
 
 @pytest.mark.parametrize("k", range(1, 6))
 @pytest.mark.parametrize("depth", range(3))
-@pytest.mark.rotates(4, always=("0-3",))
-def test_drafts_change_nothing(eagle3_bench: ParityBench, k: int, depth: int) -> None:
+@pytest.mark.parametrize("drafter", ["eagle3", f"eagle3{LOOKUP}"])
+@pytest.mark.rotates(8, always=("eagle3-0-3", f"{LOOKUP}-1-4"))
+def test_drafts_change_nothing(eagle3_bench: ParityBench, drafter: str, k: int, depth: int) -> None:
     where = WHERE[(depth + k) % len(WHERE)]
     conditions = Conditions((depth + k) % 2 == 0, shuffle_seed=1 + depth, poison=True)
-    answers = eagle3_bench.run(where, drafter="eagle3", k=k, depth=depth, conditions=conditions)
+    answers = eagle3_bench.run(where, drafter=drafter, k=k, depth=depth, conditions=conditions)
     for name, expected in eagle3_bench.expected.items():
         assert same(answers[name], expected), f"{name} {where}: {answers[name]}"
     drafted, accepted = total(answers, "num_drafts"), total(answers, "num_accepted")
@@ -79,12 +81,17 @@ def test_steps_of_a_device_change_nothing(
 
 
 @pytest.mark.parametrize(
-    "bench_name", ["eagle3_bench", "eagle3_hybrid_bench", "eagle3_gpt_oss_bench"]
+    ("bench_name", "drafter"),
+    [
+        ("eagle3_bench", f"eagle3{LOOKUP}"),
+        ("eagle3_hybrid_bench", "eagle3"),
+        ("eagle3_gpt_oss_bench", "eagle3"),
+    ],
 )
-def test_two_ranks_equal_one(request: pytest.FixtureRequest, bench_name: str) -> None:
+def test_two_ranks_equal_one(request: pytest.FixtureRequest, bench_name: str, drafter: str) -> None:
     bench: ParityBench = request.getfixturevalue(bench_name)
     where = NEIGHBOURS["near max_model_len"]
-    setup = RankSetup(bench.folder, free_address(), where, "eagle3", 4, bench.truth, "")
+    setup = RankSetup(bench.folder, free_address(), where, drafter, 4, bench.truth, "")
     with two_ranks(setup) as (step, facts):
         answers = serve(step, facts, bench.requests, where, 2, Conditions(shuffle_seed=9))
     for name, expected in bench.expected.items():

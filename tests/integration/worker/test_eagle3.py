@@ -13,11 +13,12 @@ from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.parity.bench import HEAD, Neighbours, build_runner, load
+from support.parity.bench import HEAD, LOOKUP, Neighbours, build_runner, load
 from support.parity.proposals import proposals
 from support.references.eagle3 import captured_states
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
+from surestep_kernels.step.ngram import ngram_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.attention import Attention
 from surestep_worker.models import draft_loader
@@ -104,6 +105,35 @@ def test_a_window_of_another_width_is_seen(
 
     monkeypatch.setattr("surestep_worker.models.eagle3.Attention", attention)
     assert share_of_wrong("dense", "a window of five rows", tmp_path, monkeypatch) > 0.1
+
+
+def test_what_repeats_itself_is_looked_up_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MODELS["dense"](tmp_path)
+    save_head(tmp_path / HEAD, make_reference(tmp_path), layer_ids=(1, 2, 4))
+    tp = TensorParallel()
+    drafts = list[dict[tuple[int, ...], list[int]]]()
+    for drafter in ("eagle3", f"eagle3{LOOKUP}"):
+        with monkeypatch.context() as patch:
+            built = build_runner(load(tmp_path, tp), tp, WHERE, drafter, K)
+            proposed, _ = proposals(built, patch)
+        drafts.append({tuple(known): made for known, made in proposed})
+    heads, both = drafts
+    looked_up = 0
+    for known, made in both.items():
+        row, length = torch.tensor([known]), torch.tensor([len(known)])
+        most = torch.tensor([len(made)])
+        found = ngram_reference(
+            *(row, torch.tensor([0]), length, most), num_drafts=K, max_n=5, min_n=2
+        )
+        if found.counts[0]:
+            looked_up += 1
+            assert made == found.ids[0, : len(made)].tolist()
+        elif known in heads:  # which may have been asked at other lengths
+            assert made == heads[known][: len(made)]
+    assert 0 < looked_up < len(both) - 5
+    assert len(both.keys() & heads.keys()) > 10
 
 
 @pytest.mark.parametrize("bits", [8, 4])

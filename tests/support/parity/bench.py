@@ -27,12 +27,14 @@ from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import DeviceDrafter
 from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
 from surestep_worker.startup.build import assemble
 from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
+LOOKUP = "+lookup"
 HEAD = "eagle3"  # folder of a draft head inside that of its model
 
 
@@ -149,8 +151,11 @@ def build_runner(
 ) -> Built:
     """A fresh runner around the model; with ops, as on a device that they are of.
 
-    The tokenizer in `folder`, if there is one, is that of its grammars.
+    The tokenizer in `folder`, if there is one, is that of its grammars. A drafter whose name ends
+    in LOOKUP drafts with its head only where it finds nothing.
     """
+    method, looks_up, _ = drafter.partition(LOOKUP)
+    asked = {"method": method, "num_speculative_tokens": k, "model": HEAD}
     kernels = load_kernels("cpu")
     if step_ops is not None:
         kernels = replace(kernels, step=step_ops)
@@ -162,9 +167,13 @@ def build_runner(
         max_model_len=neighbours.max_model_len,
         block_size=BLOCK_SIZE,
         kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
-        speculative_config={"method": drafter, "num_speculative_tokens": k, "model": HEAD},
+        speculative_config=asked | ({"prompt_lookup_min": 2} if looks_up else {}),
     )
-    return assemble(settings, model, tp, kernels)
+    built = assemble(settings, model, tp, kernels)
+    if looks_up:
+        assert isinstance(built.runner.context.drafter, DeviceDrafter)
+        built.runner.context.drafter.serve()
+    return built
 
 
 class ParityBench:

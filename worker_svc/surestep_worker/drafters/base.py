@@ -100,6 +100,10 @@ class DraftSteps(Protocol):
 class DeviceDrafter(KeepsState, Protocol):
     """A drafter whose work is launched with the rest of a step, on any device."""
 
+    def serve(self) -> None:
+        """Note that all steps from now on are of requests: it has been tried out."""
+        ...
+
     def on_device(self, ops: StepOps, state: SlotState) -> DraftSteps:
         """Return the drafter's part of a step, given the slots on the device and the step's ops."""
         ...

@@ -23,8 +23,9 @@ def _known_method(name: str) -> str:
 class SpeculativeConfig(BaseModel):
     """How to draft.
 
-    `prompt_lookup_*` belong to the method `ngram`, `model` and what follows to `eagle3`, the
-    temperature to all that draft with a head.
+    `prompt_lookup_*` belong to the method `ngram`, and to a head that is to draft only where
+    nothing is found; `model` and what follows to `eagle3`, the temperature to all that draft with
+    a head.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +54,11 @@ class SpeculativeConfig(BaseModel):
         if self.method in HEADS_APART and self.model is None:
             raise ValueError(f"method {self.method} needs the draft model's folder as model")
         return self
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether a text that repeats itself is looked up before a head is asked."""
+        return not self.model_fields_set.isdisjoint(("prompt_lookup_max", "prompt_lookup_min"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:

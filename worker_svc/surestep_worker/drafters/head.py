@@ -7,6 +7,9 @@ overwritten when the next step catches up with what was accepted.
 
 All given rows catch up and draft: what a row may not do is padding. Penalties, biases and bad words
 of a request do not shape its drafts.
+
+Where reading a result is free, text that repeats itself may be looked up first: what followed last
+time is drafted then, and the head is not asked.
 """
 
 from __future__ import annotations
@@ -29,16 +32,29 @@ from surestep_worker.models.draft_head import DraftHead
 
 from .base import DraftContext, Drafts
 from .inputs import DraftInputs, DraftShape, HeadInputs
+from .ngram import NgramDrafter
 from .temperature import DraftTemperature
 
 
 class HeadDrafter:
     """The head, and how much flatter or sharper than the requests' its draws are."""
 
-    def __init__(self, context: DraftContext, temperature: DraftTemperature) -> None:
+    def __init__(
+        self,
+        context: DraftContext,
+        temperature: DraftTemperature,
+        lookup: NgramDrafter | None = None,
+    ) -> None:
+        """`lookup` comes before the head once the rank serves: what is tried out is the head."""
         assert context.model.draft_head is not None, "the model was loaded without its draft head"
         self.head: DraftHead = context.model.draft_head
         self._context, self._sampling, self._temperature = context, context.sampling, temperature
+        self.lookup: NgramDrafter | None = None
+        self._lookup = lookup
+
+    def serve(self) -> None:
+        """Begin to look up what repeats itself, if that is wanted."""
+        self.lookup = self._lookup
 
     def on_device(self, ops: StepOps, state: SlotState) -> HeadSteps:
         """Return what drafts, between the slots of a device and the ops of a step."""
@@ -68,6 +84,8 @@ class HeadSteps:
         # What the head reads and writes is in group 0 of the KV cache, see KVLayout.
         self._state = state._replace(block_tables=state.block_tables[:1])
         dtype, width = context.caches.kv.spec.dtype, drafter.head.width
+        # Ranks that draft together run the same passes, whatever they find.
+        self._may_stop = ops.synchronous and context.tp.size == 1
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
@@ -91,6 +109,9 @@ class HeadSteps:
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
         slots, max_drafts = rows.slot.long(), rows.max_drafts
+        found = self._found(slots, max_drafts) if shape.num_drafts else None
+        if found is not None:
+            max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
         ids = torch.zeros(
@@ -101,6 +122,8 @@ class HeadSteps:
         going = torch.ones_like(max_drafts)
         for step in range(shape.num_drafts):
             going = going * (max_drafts > step)
+            if self._may_stop and not going.any():
+                break
             chosen, status = self._choose(hidden, known + step, sent, shape)
             non_finite |= going * (status == RowStatus.NON_FINITE)
             going = going * (status == RowStatus.OK)
@@ -109,7 +132,19 @@ class HeadSteps:
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
                 hidden = self._next(slots, known + step - 1, going, hidden, error)
+        if found is not None:
+            ids += found.ids
+            counts += found.counts
         return Drafts(ids, counts, non_finite)
+
+    def _found(self, slots: Tensor, max_drafts: Tensor) -> Drafts | None:
+        """Return what followed last time, i32; rows for which nothing is found have no drafts."""
+        lookup = self._drafter.lookup
+        if lookup is None or not self._ops.synchronous:
+            return None
+        known = self._state.known[slots].long()
+        ids, counts, _ = lookup.propose(self._state.tokens, slots, known, max_drafts.long())
+        return Drafts(ids.int(), counts.int())
 
     def _catch_up(
         self,

@@ -10,6 +10,7 @@ from .base import DeviceDrafter, DraftContext, Drafter
 
 if TYPE_CHECKING:
     from .config import SpeculativeConfig
+    from .ngram import NgramDrafter
 
 # Factories take the SpeculativeConfig and the DraftContext.
 DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
@@ -27,6 +28,10 @@ ALIASES = {
 
 @DRAFTERS.register("ngram")
 def _ngram(config: SpeculativeConfig, context: DraftContext) -> Drafter:
+    return _lookup(config, context)
+
+
+def _lookup(config: SpeculativeConfig, context: DraftContext) -> NgramDrafter:
     from .ngram import NgramDrafter
 
     return NgramDrafter(
@@ -44,4 +49,5 @@ def _head(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
     from .temperature import DraftTemperature
 
     temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
-    return HeadDrafter(context, temperature)
+    lookup = _lookup(config, context) if config.looks_up else None
+    return HeadDrafter(context, temperature, lookup)

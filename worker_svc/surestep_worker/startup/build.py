@@ -17,7 +17,7 @@ from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import DraftContext, KeepsState
+from surestep_worker.drafters import DeviceDrafter, DraftContext, KeepsState
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.ledger.slots import Slots
@@ -99,6 +99,8 @@ def build_runner(
     built.facts.defaults.CopyFrom(defaults)
     log_facts(built.facts)
     kernels.compilations.serve()
+    if isinstance(built.runner.context.drafter, DeviceDrafter):
+        built.runner.context.drafter.serve()
     return built._replace(checkpoint=source.fingerprint)
 
 
