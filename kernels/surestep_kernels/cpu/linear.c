@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "linear.h"
+#include "ops.h"
 #include "pool.h"
 
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
