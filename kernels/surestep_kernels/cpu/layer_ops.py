@@ -87,8 +87,8 @@ class _OneCall:
         dtype = x.dtype
         assert x.is_contiguous()
         assert residual.is_contiguous()
-        assert x.shape == (len(residual), self._layer.projection.packed.in_features)
-        assert residual.shape[1] == self._layer.down.out_features == len(next_norm)
+        assert x.shape == (residual.shape[0], self._layer.projection.packed.in_features)
+        assert residual.shape[1:] == next_norm.shape == (self._layer.down.out_features,)
         assert next_norm.dtype is torch.float32
         assert dtype is residual.dtype is cache.k.dtype is cache.v.dtype
         assert cache.k.is_contiguous()
@@ -108,9 +108,11 @@ def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
     assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
     assert slots.dtype is positions.dtype is kv_slots.dtype is torch.int64
     assert block_tables.is_contiguous()
-    assert len(slots) == len(start) == len(cu_rows) - 1
+    (count,) = start.shape  # Tensor.__len__ takes microseconds
+    assert slots.shape == (count,)
+    assert cu_rows.shape == (count + 1,)
     parts = positions, kv_slots, block_tables, slots, cu_rows, start
-    sizes = len(positions), len(start), block_tables.shape[1], block_size
+    sizes = positions.shape[0], count, block_tables.shape[1], block_size
     return _Tokens(*(part.data_ptr() for part in parts), *sizes)
 
 
