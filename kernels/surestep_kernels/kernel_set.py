@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surestep_kernels.mixers.causal_conv import causal_conv_reference
+from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayer
 from surestep_kernels.mixers.gated_delta import gated_delta_reference
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
@@ -166,6 +167,24 @@ class KernelSet:
         self.rotary(q, k, positions, projection.cos_sin)
         self.store_kv(k, v, cache, kv_slots)
         return q, others
+
+    def dense_layer(self, layer: DenseLayer) -> RunDenseLayer:
+        """Return what runs the layer, made ready when a model is loaded: here, op by op."""
+
+        def run(
+            x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
+        ) -> Tensor:
+            positions, rows, kv_slots = tokens
+            q, _ = self.project_heads(x, layer.projection, positions, cache, kv_slots)
+            attended = self.paged_attention(
+                q, cache, rows, layer.scale, window=layer.window, sinks=layer.sinks
+            )
+            flat, eps = attended.flatten(1), layer.eps
+            x = self.linear_add_rms_norm(flat, layer.out, residual, layer.post_norm, eps)
+            x = self.linear_silu_and_mul(x, layer.gate_up)
+            return self.linear_add_rms_norm(x, layer.down, residual, next_norm, eps)
+
+        return run
 
 
 REFERENCE = KernelSet(

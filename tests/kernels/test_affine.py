@@ -66,6 +66,23 @@ def test_every_code_is_decoded_exactly_in_every_place(
     assert torch.equal(out, expected.repeat(len(x) // 32, 1))
 
 
+@pytest.mark.parametrize("largest", [1.0, -1.9921875, 1e37, 1e-30])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_small_inputs_count_beside_large_ones(native: KernelSet, bits: int, largest: float) -> None:
+    """With weights of 1 and 0; where a machine rounds inputs, then as a sum in fp32 would."""
+    size = 32
+    weight = QuantizedWeight(
+        torch.eye(size, dtype=torch.uint8), torch.ones(size, 1), None, size,
+        torch.zeros(size, 1), bits,
+    )  # fmt: skip
+    for smallest, exact in ((14, True), (40, False)):
+        x = (torch.rand(9, size) + 1) * 2.0 ** -torch.randint(1, smallest, (9, size)) * largest
+        x[:, 3] = largest
+        x = x.bfloat16()
+        error = native.linear(x, native.pack_quantized(weight), torch.float32) - x.float()
+        assert error.abs().max() <= (0 if exact else abs(largest) * 2.0**-22)
+
+
 def finite(numbers: Tensor) -> Tensor:
     return numbers[numbers.isfinite()].float()
 
@@ -113,12 +130,15 @@ def test_a_row_does_not_depend_on_the_others(
         assert torch.equal(native.linear(x[chosen], packed), together[chosen])
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("format_", AFFINE)
-def test_a_nan_stays_in_its_row(native: KernelSet, format_: WeightFormat) -> None:
+def test_no_number_stays_in_its_row(
+    native: KernelSet, format_: WeightFormat, number: float
+) -> None:
     x = torch.randn(5, 64)
-    x[2, 63] = torch.nan
+    x[2, 63] = number
     out = native.linear(x, native.pack_quantized(make_affine(format_, 50, 64, 32)))
-    assert out[2].isnan().all()
+    assert not out[2].isfinite().any()
     assert out[[0, 1, 3, 4]].isfinite().all()
 
 

@@ -30,17 +30,18 @@ from surestep_kernels.cpu.ops import CpuOps
 from surestep_kernels.cpu.prebuilt import TARGETS, fitting
 from surestep_kernels.ops.linear import WeightFormat
 
-V3, V4, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
+V3, V4, VNNI, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
 FITS_HERE = [target.name for target in fitting(platform.machine(), HERE)]
-# Four libraries are compiled, which takes minutes on a busy machine.
+# Five libraries are compiled, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(2, turn=1)]
 
 
 @pytest.mark.parametrize(
     ("machine", "features", "names"),
     [
-        ("x86_64", BF16, ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]),
+        ("x86_64", BF16, ["x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v3"]),
+        ("x86_64", VNNI, ["x86-64-v4-vnni", "x86-64-v4", "x86-64-v3"]),
         ("x86_64", V4 | {"amx_bf16"}, ["x86-64-v4", "x86-64-v3"]),
         ("x86_64", V4 - {"avx512vl"}, ["x86-64-v3"]),
         ("x86_64", V3 | {"avx512_bf16"}, ["x86-64-v3"]),

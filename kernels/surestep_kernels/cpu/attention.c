@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "ops.h"
 #include "pool.h"
 #include "vec.h"
 

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "linear.h"
+#include "linear_digits.h"
+#include "ops.h"
 #include "pool.h"
 
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
@@ -159,6 +160,12 @@ static void widen_task(const void *job, long index)
     long first = index * WIDEN_ROWS, end = first + WIDEN_ROWS;
     for (long row = first; row < end && row < j->linear->m; row++) {
         char *out = j->out + row * j->linear->x_stride;
+#if HAS_DIGITS
+        if (j->linear->x_format == DIGITS) {
+            linear_digits_prepare(j->linear, out, element(j->x, row * j->k, j->dtype), j->k, j->dtype);
+            continue;
+        }
+#endif
         widen(j, out, row);
         if (j->linear->group) linear_quantized_prepare(j->linear, (float *)out);
     }
@@ -175,14 +182,22 @@ static char *scratch(size_t bytes)
     return kept.data;
 }
 
+static long row_bytes(const linear_job *j)
+{
+#if HAS_DIGITS
+    if (j->x_format == DIGITS) return linear_digits_row(j->k, j->group);
+#endif
+    long groups = j->group ? (j->k + j->group - 1) / j->group : 0;
+    return j->k * element_size(j->x_format) + groups * 4;
+}
+
 /* For a job with everything set but x and the tiles; k as in x. */
 static void run(linear_job *j, const void *x, long k, int x_dtype)
 {
     j->tiles = (j->m + MAX_ROWS - 1) / MAX_ROWS;
     j->groups = (j->n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
     /* One cache line more than the row: rows of 2^n elements would share one cache set. */
-    long groups = j->group ? (j->k + j->group - 1) / j->group : 0;
-    j->x_stride = (j->k * element_size(j->x_format) + groups * 4 + 63) / 64 * 64 + 64;
+    j->x_stride = (row_bytes(j) + 63) / 64 * 64 + 64;
     j->block_tiles = BLOCK_BYTES / (MAX_ROWS * j->x_stride);
     if (j->block_tiles < 1) j->block_tiles = 1;
     if (j->block_tiles > MAX_BLOCK_TILES) j->block_tiles = MAX_BLOCK_TILES;
@@ -208,6 +223,12 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
     j.panel_bytes = plain ? j.k * PANEL * element_size(format)
                           : linear_quantized_panel(j.k, group, format);
     j.block = plain ? plain_block : linear_quantized_block;
+#if HAS_DIGITS
+    if (has_mins(codes_of(format))) {
+        j.x_format = DIGITS;
+        j.block = linear_digits_block;
+    }
+#endif
     run(&j, x, k, x_dtype);
 }
 

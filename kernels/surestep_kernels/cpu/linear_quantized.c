@@ -23,6 +23,8 @@
  * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
  * makes no difference, so a row of y is bit for bit the same at any number of rows.
+ *
+ * On machines that multiply bytes, INT4 and AFFINE go another way: see linear_digits.c.
  */
 #include "quantized_header.h"
 

@@ -23,6 +23,8 @@ _V3 = frozenset(
     | {"popcnt", "sse4_1", "sse4_2", "ssse3", "xsave"}
 )
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_VNNI = _V4 | {"avx512_vnni"}
+_VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Target:
 
 TARGETS: dict[str, tuple[Target, ...]] = {  # of each machine the best first
     "x86_64": (
-        Target("x86-64-v4-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+        Target("x86-64-v4-bf16", (*_VNNI_FLAGS, "-mavx512bf16"), _VNNI | {"avx512_bf16"}),
+        Target("x86-64-v4-vnni", _VNNI_FLAGS, _VNNI),
         Target("x86-64-v4", ("-march=x86-64-v4",), _V4),
         Target("x86-64-v3", ("-march=x86-64-v3",), _V3),
     ),

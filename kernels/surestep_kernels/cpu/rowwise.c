@@ -1,4 +1,5 @@
 /* Ops that treat each row alone: norms, the gated activation, rotary embedding, KV store. */
+#include "ops.h"
 #include "rows.h"
 
 /* ---- rms_norm ---- */

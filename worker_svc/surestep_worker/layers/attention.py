@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens
 from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import LayerCache
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
@@ -13,6 +15,7 @@ from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 from .batch import StepBatch
 from .context import LayerContext
 from .linear import Sharding, ShardSlice, take_linear
+from .mlp import GatedMlp
 from .norm import take_norm
 from .residual import Product
 
@@ -90,6 +93,22 @@ class Attention:
         if config.attention_sinks:
             self._sinks = context.weights.take(f"{to}sinks", torch.float32)
         self._o = take_linear(context.weights, f"{to}o", kernels)
+
+    def with_mlp(
+        self, mlp: GatedMlp, post_norm: Tensor, context: LayerContext[ModelConfig]
+    ) -> DenseLayer | None:
+        """Return the layer that this rank could run as one op; None: it has gates."""
+        if self._gated:
+            return None
+        return DenseLayer(
+            self._projection, self._scale, self._window, self._sinks, self._o,
+            post_norm, mlp.gate_up, mlp.down, context.config.rms_norm_eps,
+        )  # fmt: skip
+
+    def pages(self, batch: StepBatch, caches: Caches) -> tuple[LayerTokens, LayerCache]:
+        """Return the tokens of a step as this layer sees them, and its cache."""
+        cache, pages = caches.kv.layer(self._cache_layer, batch.groups)
+        return LayerTokens(batch.positions, *pages), cache
 
     def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""

@@ -29,9 +29,9 @@ class GatedMlp:
 
     def __init__(self, to: str, context: LayerContext[ModelConfig]) -> None:
         self._ops = context.kernels
-        self._gate_up = take_linear(context.weights, f"{to}gate_up", context.kernels)
-        self._down = take_linear(context.weights, f"{to}down", context.kernels)
+        self.gate_up = take_linear(context.weights, f"{to}gate_up", context.kernels)
+        self.down = take_linear(context.weights, f"{to}down", context.kernels)
 
     def __call__(self, x: Tensor) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
-        return Product(self._ops.linear_silu_and_mul(x, self._gate_up), self._down)
+        return Product(self._ops.linear_silu_and_mul(x, self.gate_up), self.down)

@@ -1,0 +1,199 @@
+/* y = x W^T with codes of 4 or 8 bits, W = code * scale + min, where the machine multiplies bytes.
+ *
+ * The panels are those of linear_quantized.c. Chunks are of up to 32 elements of k, all of one group.
+ * In each, x becomes whole numbers of 23 bits and a sign, times a power of two that the largest of
+ * them decides: bf16 is exact down to 2^-14 of it, and everything is within 2^-23 of it, which is no
+ * more than a sum in fp32 loses. A number is three signed digits in base 256, so that three dot
+ * products of bytes give the sum of code * x of a chunk without any rounding, with a third of the
+ * instructions that fp32 takes. Scales and mins are applied once per chunk.
+ *
+ * Every output element is one chain of fused multiply-adds over the chunks, whatever the number of
+ * rows: a row of y is bit for bit the same at any of them. A row of x is, chunk after chunk, the
+ * digits of its elements, the highest first, and then a pair of fp32 per chunk.
+ */
+#include "linear_digits.h"
+
+#include "quantized_header.h"
+
+#if HAS_DIGITS
+
+enum { CHUNK = 32, MAX_OPERANDS = CHUNK / 4, CENTRE = 0x808080 };
+
+typedef struct {
+    float unit; /* what 1 in the digits stands for; NaN if an element is not finite */
+    float sum;  /* of the elements */
+} chunk_numbers;
+
+INLINE long chunks_of(long k, long group)
+{
+    const long last = k % group;
+    return k / group * ((group + CHUNK - 1) / CHUNK) + (last + CHUNK - 1) / CHUNK;
+}
+
+long linear_digits_row(long k, long group)
+{
+    return 3 * k + chunks_of(k, group) * (long)sizeof(chunk_numbers);
+}
+
+INLINE __m512 load_some(const void *x, long at, long count, const int dtype)
+{
+    const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (__mmask16)((1 << count) - 1);
+    if (dtype == F32) return _mm512_maskz_loadu_ps(mask, (const float *)x + at);
+    __m256i narrow = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)x + at);
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+}
+
+/* The exponent, as fp32 has it, that numbers below 2^22 * 1.98 have with x in units of 2^-22. */
+INLINE uint32_t exponent_of(__m512 a, __m512 b, int *finite)
+{
+    const __m512i sign = _mm512_set1_epi32(0x7fffffff);
+    __m512i most = _mm512_max_epu32(_mm512_and_epi32((__m512i)a, sign), _mm512_and_epi32((__m512i)b, sign));
+    uint32_t bits = _mm512_reduce_max_epu32(most), exponent = (bits + 0x20000) >> 23;
+    *finite = bits < 0x7f800000;
+    return exponent < 24 ? 24 : exponent;
+}
+
+INLINE float power(uint32_t exponent)
+{
+    uint32_t bits = exponent << 23;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Digits of 16 elements: those of a dword of codes side by side, 16 bytes of each digit. */
+INLINE __m512i digits_of(__m512 x, float factor, const int nibbles)
+{
+    const __m512i by_parity = {0x200000000, 0x600000004, 0x300000001, 0x700000005,
+                               0xa00000008, 0xe0000000c, 0xb00000009, 0xf0000000d};
+    const __m512i by_digit = _mm512_set4_epi32(0x80808080, 0x0c080400, 0x0d090501, 0x0e0a0602);
+    const __m512i together = {0x400000000, 0xc00000008, 0x500000001, 0xd00000009,
+                              0x600000002, 0xe0000000a, 0x700000003, 0xf0000000b};
+    if (nibbles) x = _mm512_permutexvar_ps(by_parity, x);
+    __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(factor)));
+    const __m512i centre = _mm512_set1_epi32(CENTRE);
+    whole = _mm512_xor_si512(_mm512_add_epi32(whole, centre), centre);
+    return _mm512_permutexvar_epi32(together, _mm512_shuffle_epi8(whole, by_digit));
+}
+
+INLINE void store_digits(char *out, __m512i digits, long at, long count)
+{
+    const __mmask16 mask = count - at >= 16 ? 0xffff : 0xff; /* counts are multiples of 8 */
+    _mm_mask_storeu_epi8(out + at, mask, _mm512_extracti32x4_epi32(digits, 0));
+    _mm_mask_storeu_epi8(out + count + at, mask, _mm512_extracti32x4_epi32(digits, 1));
+    _mm_mask_storeu_epi8(out + 2 * count + at, mask, _mm512_extracti32x4_epi32(digits, 2));
+}
+
+INLINE void prepare(const linear_job *j, char *out, const void *x, long k, const int nibbles,
+                    const int dtype)
+{
+    chunk_numbers *numbers = (chunk_numbers *)(out + 3 * j->k);
+    for (long at = 0, count; at < j->k; at += count) {
+        const long left = j->group - at % j->group, end = j->k - at;
+        count = left < CHUNK ? left : CHUNK;
+        if (end < count) count = end;
+        const long there = k - at < count ? k - at : count;
+        __m512 a = load_some(x, at, there, dtype), b = load_some(x, at + 16, there - 16, dtype);
+        int finite;
+        const uint32_t exponent = exponent_of(a, b, &finite);
+        const float factor = power(276 - exponent);
+        store_digits(out + 3 * at, digits_of(a, factor, nibbles), 0, count);
+        if (count > 16) store_digits(out + 3 * at, digits_of(b, factor, nibbles), 16, count);
+        numbers->unit = finite ? power(exponent - 22) : NAN;
+        numbers++->sum = _mm512_reduce_add_ps(_mm512_add_ps(a, b));
+    }
+}
+
+void linear_digits_prepare(const linear_job *j, char *out, const void *x, long k, int dtype)
+{
+    const int nibbles = codes_of(j->format) == INT4;
+    if (nibbles && dtype == BF16) prepare(j, out, x, k, 1, BF16);
+    else if (nibbles) prepare(j, out, x, k, 1, F32);
+    else if (dtype == BF16) prepare(j, out, x, k, 0, BF16);
+    else prepare(j, out, x, k, 0, F32);
+}
+
+INLINE vi dot(vi sum, vi codes, const char *x)
+{
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
+}
+
+/* Adds what a chunk of a row of x makes with `operands` dwords of codes of every column. */
+INLINE void add_row(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const char *x,
+                    const chunk_numbers *numbers, const int operands)
+{
+    vi digits[3][2] = {{{0}, {0}}, {{0}, {0}}, {{0}, {0}}}; /* as many chains as can be */
+#pragma GCC unroll 8
+    for (int i = 0; i < operands; i++)
+#pragma GCC unroll 3
+        for (int d = 0; d < 3; d++)
+            for (int half = 0; half < 2; half++)
+                digits[d][half] = dot(digits[d][half], codes[half][i], x + 4 * (d * operands + i));
+    for (int half = 0; half < 2; half++) {
+        const vi upper = digits[0][half], lower = (digits[1][half] << 8) + digits[2][half];
+        vf whole = fma_lanes(__builtin_convertvector(upper, vf), splat(65536),
+                             __builtin_convertvector(lower, vf));
+        vf sum = fma_lanes(whole * splat(numbers->unit), h->scale[half], sums[half]);
+        sums[half] = fma_lanes(h->min[half], splat(numbers->sum), sum);
+    }
+}
+
+INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const header *h,
+                      const char *x, const chunk_numbers *numbers, long rows, const int operands,
+                      const int nibbles)
+{
+    vi decoded[2][MAX_OPERANDS];
+#pragma GCC unroll 8
+    for (int i = 0; i < operands; i++)
+        for (int half = 0; half < 2; half++) {
+            if (!nibbles) decoded[half][i] = (vi)load_lanes(codes + i * STRIP, half);
+            else decoded[half][i] = (vi)(load_lanes(codes + i / 2 * STRIP, half) >> i % 2 * 4 & 0x0f0f0f0f);
+        }
+    for (long r = 0; r < rows; r++) {
+        add_row(sums + 2 * r, decoded, h, x, numbers, operands);
+        x += j->x_stride;
+        numbers = (const chunk_numbers *)((const char *)numbers + j->x_stride);
+    }
+}
+
+INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, long rows,
+                  const int nibbles)
+{
+    const chunk_numbers *numbers = (const chunk_numbers *)(x + 3 * j->k);
+    for (long at = 0; at < j->k;) {
+        const long end = at + j->group < j->k ? at + j->group : j->k;
+        header h;
+        read_header(&h, w, j->format);
+        w += header_bytes(j->format);
+        for (long count; at < end; at += count) {
+            count = end - at < CHUNK ? end - at : CHUNK;
+            const long bytes = count / (nibbles ? 8 : 4) * STRIP;
+            for (long ahead = 0; ahead < bytes + STRIP; ahead += 64) __builtin_prefetch(w + AHEAD + ahead);
+            switch (count / 8) {
+            case 1: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 2, nibbles); break;
+            case 2: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 4, nibbles); break;
+            case 3: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 6, nibbles); break;
+            default: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 8, nibbles);
+            }
+            w += bytes;
+            numbers++;
+        }
+    }
+}
+
+void linear_digits_block(const linear_job *j, long panel, int panels, long first, long last)
+{
+    vf sums[MAX_BLOCK_TILES * MAX_ROWS * 2];
+    const long row = tile_start(j, first), rows = tile_start(j, last) - row;
+    for (const long end = panel + panels; panel < end; panel++) {
+        const char *w = j->w + panel * j->panel_bytes, *x = j->x + row * j->x_stride;
+        memset(sums, 0, (size_t)(rows * PANEL * 4));
+        if (codes_of(j->format) == INT4) block(j, sums, w, x, rows, 1);
+        else block(j, sums, w, x, rows, 0);
+        linear_store(j, (const float *)sums, row, panel, (int)rows, 1);
+    }
+}
+
+#endif

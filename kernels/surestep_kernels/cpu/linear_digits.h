@@ -1,0 +1,22 @@
+/* Products of unsigned codes with rows of x in fixed point: see linear_digits.c. */
+#pragma once
+
+#include "quantized_layout.h"
+
+#if defined(__AVX512VNNI__)
+#define HAS_DIGITS 1
+#else
+#define HAS_DIGITS 0
+#endif
+
+/* How such a product reads x, beside the element types. */
+enum { DIGITS = 2 };
+
+/* Bytes of that, k as packed. */
+long linear_digits_row(long k, long group);
+
+/* A row of x [k] of an element type as the block function takes it. */
+void linear_digits_prepare(const linear_job *j, char *out, const void *x, long k, int dtype);
+
+/* The block function. */
+void linear_digits_block(const linear_job *j, long panel, int panels, long first, long last);

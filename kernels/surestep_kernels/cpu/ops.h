@@ -1,0 +1,26 @@
+/* Ops that other ops are made of. */
+#pragma once
+
+#include <stdint.h>
+
+/* linear.c */
+void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
+                     long k, long group, int format, int x_dtype, int y_dtype);
+
+/* rowwise.c */
+void surestep_rms_norm(void *out, const void *x, void *residual, const float *weight, float eps,
+                       long rows, long width, int dtype);
+void surestep_silu_and_mul(void *out, const void *x, long rows, long width, int dtype);
+void surestep_rotary(void *q, void *k, const int64_t *positions, const float *cos_sin, long rows,
+                     long q_stride, long k_stride, long q_heads, long k_heads, long head_dim,
+                     long rotary_dim, int dtype);
+void surestep_store_kv(void *k_cache, void *v_cache, const void *k, const void *v,
+                       const int64_t *slots, long rows, long k_stride, long v_stride, long heads,
+                       long head_dim, long block_size, int dtype);
+
+/* attention.c */
+void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
+                              const int32_t *block_tables, const int64_t *slots,
+                              const int32_t *cu_rows, const int32_t *start, const float *sinks,
+                              long rows, long table_width, long q_stride, long kv_heads, long group,
+                              long head_dim, long block_size, long window, float scale, int dtype);

@@ -1,0 +1,48 @@
+"""A decoder layer of attention and a gated feed-forward block on one device, as one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from surestep_kernels.ops.linear import PackedLinear
+
+from .head_projection import HeadProjection
+from .kv_cache import LayerCache
+from .paged_attention import AttentionRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLayer:
+    """The weights of a layer without gates, and how its tokens attend."""
+
+    projection: HeadProjection  # without others
+    scale: float  # of the scores
+    window: int  # see PagedAttention
+    sinks: Tensor | None
+    out: PackedLinear  # behind attention
+    post_norm: Tensor  # f32[H] of what the feed-forward block reads
+    gate_up: PackedLinear
+    down: PackedLinear
+    eps: float  # of the norms around the blocks
+
+
+class LayerTokens(NamedTuple):
+    """The T tokens of a step as one layer sees them."""
+
+    positions: Tensor  # i64[T]
+    rows: AttentionRows
+    kv_slots: Tensor  # i64[T], see StoreKV
+
+
+class RunDenseLayer(Protocol):
+    """Run a layer on x [T, H], which is normalised; return [T, H], normalised with `next_norm`.
+
+    The stream `residual` [T, H] is moved on in place.
+    """
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
+    ) -> Tensor: ...
