@@ -13,6 +13,7 @@ from torch import Tensor
 
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
+from surestep_kernels.cpu.latent_ops import CpuLatentOps
 from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
@@ -62,6 +63,9 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
+    if case.latent:
+        _refuse_unserved_latents(kernels, case)
+        return kernels
     if device == "cpu" and attention_backend == "auto":
         if not case.fp8:
             refuse_unsupported(case)
@@ -75,6 +79,16 @@ def load_kernels(
         store_kv=backend.store_kv,
         paged_attention=backend.paged_attention,
     )
+
+
+def _refuse_unserved_latents(kernels: KernelSet, case: AttentionCase) -> None:
+    if kernels.latent is None:
+        raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
+    if case.fp8:
+        raise InvalidRequest(
+            "an FP8 cache of latents (MLA) is not served: use kv_cache_dtype auto",
+            param="kv_cache_dtype",
+        )
 
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
@@ -115,6 +129,8 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
+        route_sigmoid=recurrent.route_sigmoid,
+        latent=CpuLatentOps.load(library).table,
         pack_experts=pack_experts_reference,
         moe=_moe_of(ops.linear, ops.silu_and_mul, ops.clamped_swiglu),
         ngram=step.ngram,
