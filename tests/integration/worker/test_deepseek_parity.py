@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class Pair:
     """One checkpoint, loaded by transformers and by us."""
 
-    def __init__(self, folder: Path, kernels: KernelSet, variant: str) -> None:
+    def __init__(
+        self, folder: Path, kernels: KernelSet, variant: str, told: dict[str, Any] | None = None
+    ) -> None:
+        """We are `told` something else by config.json than transformers."""
         make_tiny_deepseek(folder, **VARIANTS[variant])
         self._theirs = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -71,6 +75,8 @@ class Pair:
             attn_implementation="eager",
             experts_implementation="eager",
         )
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | (told or {})))
         self.kernels = kernels
         self.model: Model = load_model(
             ModelSource(folder), dtype="auto", device="cpu", tp=TensorParallel(), kernels=kernels
@@ -126,6 +132,25 @@ def test_every_cut_of_a_prompt(pair: Pair) -> None:
             assert_near(logits, expected)
         else:
             assert torch.equal(logits, whole), cuts
+
+
+@pytest.mark.parametrize(
+    ("variant", "key", "usual"),
+    [
+        ("v3", "rope_interleave", True),
+        ("v3.2", "indexer_rope_interleave", False),
+        ("glm-5", "indexer_rope_interleave", True),
+    ],
+)
+def test_another_kind_of_rotation_is_another_model(
+    tmp_path: Path, variant: str, key: str, usual: bool
+) -> None:
+    ids, logits = random_prompt(LENGTH), list[Tensor]()
+    for value in (usual, not usual):
+        pair = Pair(tmp_path, NATIVE, variant, {key: value})
+        logits.append(consume(pair, ids, []))
+    assert_near(logits[0], pair.expected(ids))
+    assert (logits[1] - logits[0]).abs().max() > 0.1 * logits[0].std()
 
 
 def test_windows_of_drafts(pair: Pair) -> None:

@@ -40,7 +40,6 @@ _SIZES: dict[str, Any] = {
     "norm_topk_prob": True,
     "max_position_embeddings": MAX_POSITION,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "pad_token_id": 0,
 }
 _LATENT: dict[str, Any] = {
     "q_lora_rank": 48,

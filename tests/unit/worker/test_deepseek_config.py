@@ -163,7 +163,7 @@ def test_glm_4() -> None:
     )
     assert config.latent is None
     assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, True)
-    assert (config.rotary_dim, config.dense_layers) == (64, {0})
+    assert (config.rotary_dim, config.dense_layers) == (64, frozenset({0}))
     assert config.latent_widths(46) == ()
 
 
@@ -184,6 +184,7 @@ def test_glm_4() -> None:
         ({"index_head_dim": 32}, "index_head_dim 32 is too small"),
         ({"index_n_heads": 129}, "index_n_heads is 129"),
         ({"kv_lora_rank": 961}, "kv_lora_rank is 961"),
+        ({"num_nextn_predict_layers": 2}, "MTP heads of more than one layer"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
     ],
 )

@@ -17,22 +17,20 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 from .model_config import (
     FULL_ATTENTION,
     LATENT_ATTENTION,
-    MAX_FACTOR,
     MAX_HEAD_DIM,
     MAX_LAYERS,
-    MAX_POSITION,
     MAX_WIDTH,
     architecture_of,
     lookup,
     read_dtype,
     read_eos_token_ids,
     read_num_experts,
-    read_rope,
     read_sizes,
+    refuse_deep_heads,
     refuse_unserved,
-    rope_parameters,
 )
 from .quantization import read_quantization
+from .rope import MAX_FACTOR, MAX_POSITION, read_rope, rope_parameters
 from .sparse import MoeConfig, SigmoidRouting, SparseConfig
 
 _VECTOR = 8  # elements that kernels take at once
@@ -96,6 +94,7 @@ class DeepseekConfig(SparseConfig):
         traits = lookup(architecture, DEEPSEEK_ARCHITECTURES)
         refuse_unserved(raw.without("partial_rotary_factor"))
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
+        refuse_deep_heads(raw, "num_nextn_predict_layers")
         sizes, rope = read_sizes(raw), rope_parameters(raw)
         bias, layers = raw.flag("attention_bias", default=False), sizes["num_layers"]
         if traits.latent and bias:
@@ -132,6 +131,11 @@ class DeepseekConfig(SparseConfig):
     def draft_layer_type(self) -> str:
         """Of the layer of an MTP head."""
         return self.layer_types[-1]
+
+    @property
+    def mtp_blind_at_first(self) -> bool:
+        """Whether an MTP head does not see what follows the first token, as it was trained."""
+        return True
 
     def has_indexer(self, layer: int) -> bool:
         """Whether a layer chooses positions itself; that of the MTP head, the last one, does."""

@@ -24,12 +24,12 @@ from .model_config import (
     read_dtype,
     read_eos_token_ids,
     read_num_experts,
-    read_rope,
     read_sizes,
+    refuse_deep_heads,
     refuse_unserved,
-    rope_parameters,
 )
 from .quantization import read_quantization
+from .rope import read_rope, rope_parameters
 from .sparse import MoeConfig, SparseConfig
 
 _MAX_TAPS = 8
@@ -91,7 +91,8 @@ class HybridConfig(SparseConfig):
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
         raw = _decoder(whole) if traits.nested else whole
         refuse_unserved(raw.without("partial_rotary_factor"))
-        _refuse_deep_heads(raw)
+        named = "mtp_num_hidden_layers"
+        refuse_deep_heads(raw, named if named in raw else "num_nextn_predict_layers")
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
@@ -150,13 +151,6 @@ def _decoder(whole: Fields) -> Fields:
     if "text_config" not in whole:
         raise InvalidRequest("config.json lacks text_config", param="model")
     return whole.object("text_config")
-
-
-def _refuse_deep_heads(raw: Fields) -> None:
-    named = "mtp_num_hidden_layers"
-    named = named if named in raw else "num_nextn_predict_layers"
-    if raw.size(named, MAX_LAYERS, least=0, default=1) > 1:
-        raise InvalidRequest("MTP heads of more than one layer are not served", param="model")
 
 
 def _rotary_dim(raw: Fields, rope: Fields, head_dim: int) -> int:

@@ -65,7 +65,13 @@ def _layer_table(
 def _mtp_table(config: DeepseekConfig, shard: Sharding, names: Set[str]) -> dict[str, Parameter]:
     width, layer = config.hidden_size, config.num_layers
     at, whole = f"model.layers.{layer}.", ShardSlice(width, slice(0, width))
-    return {
+    own = dict[str, Parameter]()  # copies of the model's, which some checkpoints have
+    vocabulary = config.vocab_size, width
+    if (name := f"{at}embed_tokens.weight") in names:
+        own["mtp.embedding"] = shard.vocabulary(name, *vocabulary)._replace(table=True)
+    if (name := f"{at}shared_head.head.weight") in names:
+        own["mtp.lm_head"] = shard.vocabulary(name, *vocabulary)._replace(linear=True)
+    return own | {
         **shard.columns("mtp.fc", [(f"{at}eh_proj", whole)], 2 * width, bias=False),
         "mtp.norm_embedding": shard.whole(f"{at}enorm.weight", width),
         "mtp.norm_hidden": shard.whole(f"{at}hnorm.weight", width),
