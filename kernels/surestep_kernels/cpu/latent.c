@@ -112,22 +112,38 @@ static void soften(head_tile *t, int h, long n)
     }
 }
 
-/* acc = acc * correction + weights V for four heads from `first`. */
-INLINE void add_values(head_tile *t, int first, long dim, long width, long n)
+/* acc = acc * correction + weights V for four heads from `first`, `vectors` * 8 elements from d. */
+INLINE void add_values(head_tile *t, int first, long d, const int vectors, const latent_job *j, long n)
 {
-    for (long d = 0; d < width; d += 8) {
-        f8 acc[4];
+    float *sums = t->acc + first * j->width + d;
+    f8 acc[4][2];
 #pragma GCC unroll 4
-        for (int h = 0; h < 4; h++)
-            acc[h] = load8(t->acc, (first + h) * width + d, F32) * t->correction[first + h];
-        for (long p = 0; p < n; p++) {
-            f8 value = load8(t->keys, p * dim + d, F32);
+    for (int h = 0; h < 4; h++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            acc[h][v] = load8(sums, h * j->width + v * 8, F32) * t->correction[first + h];
+    for (long p = 0; p < n; p++) {
+        f8 value[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) value[v] = load8(t->keys, p * j->dim + d + v * 8, F32);
 #pragma GCC unroll 4
-            for (int h = 0; h < 4; h++) acc[h] = fma8(value, splat8(t->scores[first + h][p]), acc[h]);
+        for (int h = 0; h < 4; h++) {
+            f8 weight = splat8(t->scores[first + h][p]);
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++) acc[h][v] = fma8(value[v], weight, acc[h][v]);
         }
-#pragma GCC unroll 4
-        for (int h = 0; h < 4; h++) store8(t->acc, (first + h) * width + d, acc[h], F32);
     }
+#pragma GCC unroll 4
+    for (int h = 0; h < 4; h++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) store8(sums, h * j->width + v * 8, acc[h][v], F32);
+}
+
+INLINE void add_all_values(head_tile *t, int first, const latent_job *j, long n)
+{
+    long d = 0;
+    for (; d + 16 <= j->width; d += 16) add_values(t, first, d, 2, j, n);
+    for (; d < j->width; d += 8) add_values(t, first, d, 1, j, n);
 }
 
 INLINE void attend_tile(const latent_job *j, long token, long head, head_tile *t, const int dtype)
@@ -148,7 +164,7 @@ INLINE void attend_tile(const latent_job *j, long token, long head, head_tile *t
         widen_keys(j, token, j->chosen ? j->chosen + token * j->top_k : NULL, base, count, t->keys, dtype);
         for (int h = 0; h < heads; h += 4) multiply(t->q + h * dim, t->keys, dim, count, t->scores + h);
         for (int h = 0; h < TILE_HEADS; h++) if (h < (heads + 3) / 4 * 4) soften(t, h, count);
-        for (int h = 0; h < heads; h += 4) add_values(t, h, dim, j->width, count);
+        for (int h = 0; h < heads; h += 4) add_all_values(t, h, j, count);
     }
     for (int h = 0; h < heads; h++) {
         float total = sum_lanes(t->sum[h]);
