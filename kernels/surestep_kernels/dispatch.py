@@ -63,14 +63,14 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
-    if case.latent:
-        _refuse_unserved_latents(kernels, case)
-        return kernels
+    if case.latent and kernels.latent is None:
+        raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
     if device == "cpu" and attention_backend == "auto":
         if not case.fp8:
             refuse_unsupported(case)
             return kernels
-        logger.warning("attention: torch, which is much slower: C kernels have no FP8 cache")
+        if not case.latent:
+            logger.warning("attention: torch, which is much slower: C kernels have no FP8 cache")
         attention_backend = "torch"
     backend = choose_attention(attention_backend, case)
     return replace(
@@ -79,16 +79,6 @@ def load_kernels(
         store_kv=backend.store_kv,
         paged_attention=backend.paged_attention,
     )
-
-
-def _refuse_unserved_latents(kernels: KernelSet, case: AttentionCase) -> None:
-    if kernels.latent is None:
-        raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
-    if case.fp8:
-        raise InvalidRequest(
-            "an FP8 cache of latents (MLA) is not served: use kv_cache_dtype auto",
-            param="kv_cache_dtype",
-        )
 
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close, row_bounds
 from surestep_kernels import KernelSet
+from surestep_kernels.mixers.kv_cache import FP8
 from surestep_kernels.mixers.latent_attention import LatentOps, store_latents
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from torch import Tensor
@@ -27,7 +28,7 @@ class Sequences:
             position = torch.arange(length)
             block = self.tables[row, position // BLOCK_SIZE].long()
             slots = block * BLOCK_SIZE + position % BLOCK_SIZE
-            store_latents(torch.randn(length, width).to(dtype), self.pages, slots)
+            store_latents(torch.randn(length, width), self.pages, slots)
 
     def rows(self) -> AttentionRows:
         """All of them together, in another order than that of the slots."""
@@ -55,11 +56,12 @@ def ops_of(kernels: KernelSet) -> LatentOps:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("heads", [1, 4, 11])
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention(
-    native: KernelSet, reference: KernelSet, dtype: torch.dtype, heads: int, sparse: bool
+    native: KernelSet, reference: KernelSet, dtype: torch.dtype, fp8: bool, heads: int, sparse: bool
 ) -> None:
-    sequences = Sequences(WIDTH, dtype)
+    sequences = Sequences(WIDTH, FP8 if fp8 else dtype)
     rows, q = sequences.rows(), torch.randn(sum(COUNTS), heads, WIDTH).to(dtype)
     chosen = None
     if sparse:
@@ -79,9 +81,12 @@ def test_attention(
 
 
 @pytest.mark.parametrize("heads", [1, 6, 32])
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_choice(native: KernelSet, reference: KernelSet, dtype: torch.dtype, heads: int) -> None:
-    sequences = Sequences(KEY, dtype)
+def test_choice(
+    native: KernelSet, reference: KernelSet, dtype: torch.dtype, fp8: bool, heads: int
+) -> None:
+    sequences = Sequences(KEY, FP8 if fp8 else dtype)
     rows, q = sequences.rows(), torch.randn(sum(COUNTS), heads, KEY).to(dtype)
     weights = torch.randn(sum(COUNTS), heads).abs() + 0.1  # greater scores than 0 are not equal
     chosen = ops_of(native).choose(q, weights, sequences.pages, rows, TOP_K)
@@ -113,6 +118,31 @@ def test_the_lowest_positions_win_ties(native: KernelSet, reference: KernelSet) 
             assert chosen.tolist() == [expected]
         least = ops_of(kernels).choose(q, weights, pages, rows, 63)[0].tolist()
         assert least == [p for p in range(64) if p != 3]
+
+
+def test_every_number_of_fp8_is_read(native: KernelSet) -> None:
+    """One key and one position: what is attended is the value, NaN and what is saturated included."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8).view(1, 1, 256)
+    rows = AttentionRows(
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int64),
+        row_bounds([1]),
+        torch.zeros(1, dtype=torch.int32),
+        1,
+    )
+    numbers = codes.flatten().float()
+    finite = torch.where(numbers.isnan(), 0.0, numbers).to(FP8).view(1, 1, 256)
+    q = torch.zeros(1, 1, 256)
+    out = ops_of(native).attend(q, finite, rows, 1.0, 256).flatten()
+    assert torch.equal(out, finite.flatten().float())
+    assert ops_of(native).attend(q, codes, rows, 1.0, 256).isnan().all()
+    store_latents(
+        torch.tensor([[1e9, -1e9, torch.nan]]),
+        stored := torch.zeros(1, 1, 3).to(FP8),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    assert stored.float().flatten()[:2].tolist() == [448.0, -448.0]
+    assert stored.float().flatten()[2].isnan()
 
 
 def test_threads_change_nothing(native: KernelSet) -> None:

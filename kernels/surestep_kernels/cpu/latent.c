@@ -4,7 +4,7 @@
  * A token goes through the positions that it sees in order, SPAN at a time, alone in its arithmetic:
  * what its heads share are the loads. Its result is therefore bit for bit the same as a decode row,
  * in a window of drafts and in a prefill chunk; and the same whether it sees all positions or has
- * chosen all of them.
+ * chosen all of them. Pages may be FP8 (E4M3), whatever the queries are.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include "pool.h"
 #include "vec.h"
 
+enum { FP8 = 2 }; /* of pages, beside F32 and BF16 */
 enum {
     SPAN = 32,        /* positions that are widened at once, and a step of the online softmax */
     TILE_HEADS = 8,   /* heads of a task of attention */
@@ -33,7 +34,7 @@ typedef struct {
     float *scores;                           /* [TOKENS, longest] */
     long table_width, heads, dim, width, block_size, top_k, longest, first;
     float scale;
-    int dtype;
+    int dtype, page_dtype;
 } latent_job;
 
 INLINE long min(long a, long b) { return a < b ? a : b; }
@@ -45,17 +46,39 @@ INLINE long seen_by(const latent_job *j, long token)
     return j->start[row] + token - j->cu_rows[row] + 1;
 }
 
+/* 8 numbers in E4M3 from the index-th on. Where fp32 has sign, exponent and mantissa, their bits are
+ * 2^-120 of the value, subnormals too. */
+INLINE f8 load_fp8(const void *base, long index)
+{
+    typedef uint8_t b8 __attribute__((vector_size(8)));
+    b8 codes;
+    memcpy(&codes, (const char *)base + index, sizeof codes);
+    u8x bits = __builtin_convertvector(codes, u8x), magnitude = bits & 0x7f;
+    f8 value = (f8)((bits & 0x80) << 24 | magnitude << 20) * 0x1p120f;
+    return select8((i8x)(magnitude == 0x7f), splat8(NAN), value);
+}
+
 /* Widen what pages hold of n positions of a token: those chosen from `base` on, or base, base + 1, .. */
-INLINE void widen_keys(const latent_job *j, long token, const int32_t *chosen, long base, long n, float *keys,
-                       const int dtype)
+INLINE void widen_keys(const latent_job *j, long token, const int32_t *chosen, long base, long n,
+                       float *keys, const int dtype)
 {
     const int32_t *table = j->block_tables + j->slots[j->row_of[token]] * j->table_width;
     for (long i = 0; i < n; i++) {
         long at = chosen ? chosen[base + i] : base + i;
-        long line = (long)table[at / j->block_size] * j->block_size + at % j->block_size;
-        for (long d = 0; d < j->dim; d += 8)
-            store8(keys, i * j->dim + d, load8(j->pages, line * j->dim + d, dtype), F32);
+        long line = ((long)table[at / j->block_size] * j->block_size + at % j->block_size) * j->dim;
+        for (long d = 0; d < j->dim; d += 8) {
+            f8 key = dtype == FP8 ? load_fp8(j->pages, line + d) : load8(j->pages, line + d, dtype);
+            store8(keys, i * j->dim + d, key, F32);
+        }
     }
+}
+
+static void read_keys(const latent_job *j, long token, const int32_t *chosen, long base, long n,
+                      float *keys)
+{
+    if (j->page_dtype == FP8) widen_keys(j, token, chosen, base, n, keys, FP8);
+    else if (j->page_dtype == BF16) widen_keys(j, token, chosen, base, n, keys, BF16);
+    else widen_keys(j, token, chosen, base, n, keys, F32);
 }
 
 /* products[h][p] of four heads q, dim floats apart, with n keys. */
@@ -161,7 +184,7 @@ INLINE void attend_tile(const latent_job *j, long token, long head, head_tile *t
     }
     for (long base = 0; base < n; base += SPAN) {
         long count = min(SPAN, n - base);
-        widen_keys(j, token, j->chosen ? j->chosen + token * j->top_k : NULL, base, count, t->keys, dtype);
+        read_keys(j, token, j->chosen ? j->chosen + token * j->top_k : NULL, base, count, t->keys);
         for (int h = 0; h < heads; h += 4) multiply(t->q + h * dim, t->keys, dim, count, t->scores + h);
         for (int h = 0; h < TILE_HEADS; h++) if (h < (heads + 3) / 4 * 4) soften(t, h, count);
         for (int h = 0; h < heads; h += 4) add_all_values(t, h, j, count);
@@ -200,13 +223,14 @@ static int32_t *rows_of_tokens(latent_job *j, long rows)
 void surestep_latent_attend(void *out, const void *q, const void *pages, const int32_t *block_tables,
                             const int64_t *slots, const int32_t *cu_rows, const int32_t *start,
                             const int32_t *chosen, long rows, long table_width, long heads, long dim,
-                            long width, long block_size, long top_k, float scale, int dtype)
+                            long width, long block_size, long top_k, float scale, int dtype,
+                            int page_dtype)
 {
     assert(dim % 8 == 0 && width % 8 == 0 && width <= dim && dim <= MAX_LATENT);
     latent_job j = {.out = out, .q = q, .pages = pages, .block_tables = block_tables, .slots = slots,
                     .cu_rows = cu_rows, .start = start, .chosen = chosen, .table_width = table_width,
                     .heads = heads, .dim = dim, .width = width, .block_size = block_size,
-                    .top_k = top_k, .scale = scale, .dtype = dtype};
+                    .top_k = top_k, .scale = scale, .dtype = dtype, .page_dtype = page_dtype};
     int32_t *row_of = rows_of_tokens(&j, rows);
     j.row_of = row_of;
     parallel_for(attend_task, &j, cu_rows[rows] * ((heads + TILE_HEADS - 1) / TILE_HEADS));
@@ -224,7 +248,7 @@ INLINE void score_chunk(const latent_job *j, long token, long from, long end, fl
     memset(q + heads * dim, 0, (size_t)(3 * dim) * sizeof *q);
     for (long base = from; base < end; base += SPAN) {
         long count = min(SPAN, end - base);
-        widen_keys(j, token, NULL, base, count, keys, dtype);
+        read_keys(j, token, NULL, base, count, keys);
         for (long p = 0; p < count; p++) scores[base + p] = 0;
         for (long h = 0; h < heads; h += 4) {
             multiply(q + h * dim, keys, dim, count, products);
@@ -301,12 +325,13 @@ static void choose_task(const void *job, long index)
 int surestep_latent_choose(int32_t *out, const void *q, const float *weights, const void *pages,
                            const int32_t *block_tables, const int64_t *slots, const int32_t *cu_rows,
                            const int32_t *start, long rows, long table_width, long heads, long dim,
-                           long block_size, long top_k, int dtype)
+                           long block_size, long top_k, int dtype, int page_dtype)
 {
     assert(dim % 8 == 0 && dim <= MAX_KEY && heads <= MAX_INDEX_HEADS);
     latent_job j = {.out = out, .q = q, .pages = pages, .weights = weights, .block_tables = block_tables,
                     .slots = slots, .cu_rows = cu_rows, .start = start, .table_width = table_width,
-                    .heads = heads, .dim = dim, .block_size = block_size, .top_k = top_k, .dtype = dtype};
+                    .heads = heads, .dim = dim, .block_size = block_size, .top_k = top_k, .dtype = dtype,
+                    .page_dtype = page_dtype};
     int32_t *row_of = rows_of_tokens(&j, rows);
     j.row_of = row_of;
     if (j.longest > top_k) j.scores = malloc((size_t)(TOKENS * j.longest) * sizeof *j.scores);

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep_kernels.mixers.kv_cache import FP8
 from surestep_kernels.mixers.latent_attention import LatentOps
 from surestep_kernels.mixers.paged_attention import AttentionRows
 
 from .binding import DTYPE_CODES, bind
 
+_PAGE_CODES = {**DTYPE_CODES, FP8: 2}  # as in cpu/latent.c
+
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
-_ATTEND: list[Any] = [*[_P] * 8, *[_L] * 7, _F, _I]
-_CHOOSE: list[Any] = [*[_P] * 8, *[_L] * 6, _I]
+_ATTEND: list[Any] = [*[_P] * 8, *[_L] * 7, _F, _I, _I]
+_CHOOSE: list[Any] = [*[_P] * 8, *[_L] * 6, _I, _I]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,6 @@ class CpuLatentOps:
         """Attend as attend_reference does."""
         tokens, heads, dim = q.shape
         assert q.is_contiguous()
-        assert q.dtype is pages.dtype
         assert pages.shape[2] == dim
         assert chosen is None or (chosen.dtype is torch.int32 and chosen.is_contiguous())
         out = q.new_zeros(tokens, heads, value_width)
@@ -62,7 +64,8 @@ class CpuLatentOps:
         self.c_attend(
             *pointers,
             None if chosen is None else chosen.data_ptr(),
-            *(*sizes, pages.shape[1], top_k, scale, DTYPE_CODES[q.dtype]),
+            *(*sizes, pages.shape[1], top_k, scale),
+            *(DTYPE_CODES[q.dtype], _PAGE_CODES[pages.dtype]),
         )
         return out
 
@@ -72,7 +75,6 @@ class CpuLatentOps:
         """Choose as choose_reference does. Raises MemoryError."""
         tokens, heads, dim = q.shape
         assert q.is_contiguous()
-        assert q.dtype is pages.dtype
         assert weights.dtype is torch.float32
         assert weights.is_contiguous()
         assert pages.shape[2] == dim
@@ -80,7 +82,8 @@ class CpuLatentOps:
         pointers = out, q, weights, pages
         sizes = len(rows.start), rows.block_tables.shape[1], heads, dim, pages.shape[1], top_k
         data = (tensor.data_ptr() for tensor in pointers)
-        if not self.c_choose(*data, *_row_pointers(rows), *sizes, DTYPE_CODES[q.dtype]):
+        dtypes = DTYPE_CODES[q.dtype], _PAGE_CODES[pages.dtype]
+        if not self.c_choose(*data, *_row_pointers(rows), *sizes, *dtypes):
             raise MemoryError("scores of positions")
         return out
 

@@ -2,7 +2,7 @@
 as the value (DeepSeek-V2, 2024, section 2.1, in the absorbed form); and the choice of the positions
 that are read (DeepSeek-V3.2, 2025, section 2.1).
 
-Pages are [blocks, block_size, width]: a position is one line of them.
+Pages are [blocks, block_size, width]: a position is one line of them. They may be FP8.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .kv_cache import FP8, FP8_MAX
 from .paged_attention import AttentionRows
 
 
@@ -42,8 +43,13 @@ class LatentOps(NamedTuple):
 
 
 def store_latents(x: Tensor, pages: Tensor, kv_slots: Tensor) -> None:
-    """Write x [T, D] to the flat slots i64[T] = block * block_size + offset."""
-    pages.view(-1, pages.shape[-1])[kv_slots] = x
+    """Write x [T, D] to the flat slots i64[T] = block * block_size + offset.
+
+    FP8 pages saturate at +-448; NaN stays NaN.
+    """
+    if pages.dtype is FP8:
+        x = x.float().clamp(-FP8_MAX, FP8_MAX)
+    pages.view(-1, pages.shape[-1])[kv_slots] = x.to(pages.dtype)
 
 
 def attend_reference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from support.checkpoints.deepseek import make_tiny_deepseek
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.mixers.attention_case import AttentionCase
 from surestep_kernels.mixers.kv_cache import FP8
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.model_folder import ConfigFiles
@@ -199,13 +199,10 @@ def test_ranks_that_do_not_divide_the_model() -> None:
 
 
 def test_what_kernels_are_asked_for(tmp_path: Path) -> None:
-    """An FP8 cache of latents is refused, and so are devices without these ops."""
+    """Latents of any width, also in FP8; devices without these ops are refused."""
     case = attention_case(ModelSource(make_tiny_deepseek(tmp_path)), "cpu", "auto", 16)
     assert case.latent
-    assert load_kernels("cpu", case=case).latent is not None
-    fp8 = AttentionCase(device="cpu", capability=0, latent=True, cache_dtype=FP8)
-    with pytest.raises(InvalidRequest, match="FP8 cache of latents"):
-        load_kernels("cpu", case=fp8)
-    cuda = AttentionCase(device="cuda", capability=90, latent=True)
+    for wanted in (case, replace(case, head_dim=576, group=128), replace(case, cache_dtype=FP8)):
+        assert load_kernels("cpu", case=wanted).latent is not None
     with pytest.raises(InvalidRequest, match="run on CPUs only"):
-        load_kernels("cuda", case=cuda)
+        load_kernels("cuda", case=replace(case, device="cuda", capability=90))
