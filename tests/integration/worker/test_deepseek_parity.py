@@ -134,6 +134,22 @@ def test_every_cut_of_a_prompt(pair: Pair) -> None:
             assert torch.equal(logits, whole), cuts
 
 
+@pytest.mark.parametrize("variant", ["v3", "glm-5"])
+def test_bfloat16_is_as_exact(tmp_path: Path, variant: str) -> None:
+    """Every cut gives the same bits there, too; transformers' differ, by what bfloat16 rounds."""
+    folder = make_tiny_deepseek(tmp_path, dtype=torch.bfloat16, **VARIANTS[variant])
+    where: dict[str, Any] = {"device": "cpu", "tp": TensorParallel(), "kernels": NATIVE}
+    model, results = load_model(ModelSource(folder), dtype="auto", **where), list[Tensor]()
+    ids = random_prompt(LENGTH)
+    for size in (LENGTH, 1, 2, 5, 11):
+        cache = KVCache(model.kv_spec(BLOCK_SIZE), 10, NATIVE, "cpu")
+        spans = pairwise([*range(0, LENGTH, size), LENGTH])
+        rows = ([Row(ids[a:b], a, BLOCKS)] for a, b in spans)
+        results.append(torch.cat([step(model, cache, row)[0] for row in rows]))
+    assert results[0].std() > 0.3
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.parametrize(
     ("variant", "key", "usual"),
     [
