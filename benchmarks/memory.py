@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from surestep_common.kv_groups import ALL, KVGroups
 from surestep_kernels import load_kernels
-from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
+from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, LatentWidths, bytes_per_block
 from surestep_worker.cache.recurrent import RecurrentSpec
+from surestep_worker.configs.deepseek import DeepseekConfig
 from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.configs.model_config import PAGED, resolve_dtype
 from surestep_worker.models import ModelSource
@@ -39,6 +40,7 @@ class Sizes(NamedTuple):
     hidden_size: int  # kept of each token for an MTP head; 0 = there is none
     dtype: torch.dtype
     recurrent: RecurrentSpec | None
+    latents: tuple[LatentWidths, ...] = ()  # of layers that keep these, the same on every rank
 
     def kv_spec(self, ranks: int, cache_dtype: torch.dtype | None) -> KVSpec:
         """Of one rank; each has a whole head at least."""
@@ -50,6 +52,7 @@ class Sizes(NamedTuple):
             dtype=self.dtype,
             cache_dtype=cache_dtype,
             kept_hidden=self.hidden_size,
+            latents=self.latents,
         )
 
 
@@ -67,12 +70,15 @@ def delta(layers: int, k_heads: int, v_heads: int, dim: int = 128, taps: int = 4
 
 
 _BF16 = torch.bfloat16
+_GLM = (LatentWidths(576, 128),) * 78
 _PUBLISHED = {
     "Llama-3.1-8B": Sizes(16.1e9, (0,) * 32, 8, 128, 0, _BF16, None),
     "Qwen3-8B": Sizes(16.4e9, (0,) * 36, 8, 128, 0, _BF16, None),
     "Qwen3-32B": Sizes(65.5e9, (0,) * 64, 8, 128, 0, _BF16, None),
     "gpt-oss-120b": Sizes(65.2e9, (128, 0) * 18, 8, 64, 0, _BF16, None),  # experts in MXFP4
     "Qwen3-Next-80B-A3B": Sizes(159e9, (0,) * 12, 2, 256, 2048, _BF16, delta(36, 16, 32)),
+    "GLM-5.1-FP8": Sizes(756e9, (0,) * 78, 64, 256, 0, _BF16, None, _GLM),
+    "DeepSeek-V3": Sizes(689e9, (0,) * 61, 128, 192, 0, _BF16, None, (LatentWidths(576, 0),) * 61),
 }
 
 
@@ -83,14 +89,17 @@ def of_folder(folder: Path, *, mtp: bool) -> Sizes:
     linear = None
     if isinstance(config, HybridConfig):
         linear = config.recurrent_spec(resolve_dtype("auto", config))
+    windows = tuple(config.window_of(kind) for kind in config.layer_types if kind in PAGED)
+    mtp = mtp and (linear is not None or isinstance(config, DeepseekConfig))
     return Sizes(
         weight_bytes=sum(entry.nbytes for entry in source.entries.values()),
-        windows=tuple(config.window_of(kind) for kind in config.layer_types if kind in PAGED),
+        windows=windows,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        hidden_size=config.hidden_size if mtp and linear is not None else 0,
+        hidden_size=config.hidden_size if mtp else 0,
         dtype=resolve_dtype("auto", config),
         recurrent=linear,
+        latents=config.latent_widths(len(windows) + mtp),
     )
 
 

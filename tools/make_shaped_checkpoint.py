@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.glm_moe_dsa import GlmMoeDsaConfig
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 
@@ -72,6 +73,21 @@ SHAPES: dict[str, Shape] = {
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
+        },
+    ),
+    # Latents, index keys and heads as those of GLM-5, in a model that is small otherwise.
+    "glm-5-attention": Shape(
+        GlmMoeDsaConfig,
+        {
+            "vocab_size": 512,
+            "hidden_size": 512,
+            "intermediate_size": 512,
+            "moe_intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "q_lora_rank": 256,
         },
     ),
     "qwen3.5-4b": Shape(Qwen3_5TextConfig, _QWEN35_4B, mtp=True),

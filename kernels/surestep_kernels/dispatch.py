@@ -14,6 +14,7 @@ from torch import Tensor
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
 from surestep_kernels.cpu.layer_ops import CpuKernels, load_layer
+from surestep_kernels.cpu.latent_ops import CpuLatentOps
 from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
@@ -63,11 +64,14 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
+    if case.latent and kernels.latent is None:
+        raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
     if device == "cpu" and attention_backend == "auto":
         if not case.fp8:
             refuse_unsupported(case)
             return kernels
-        logger.warning("attention: torch, which is much slower: C kernels have no FP8 cache")
+        if not case.latent:
+            logger.warning("attention: torch, which is much slower: C kernels have no FP8 cache")
         attention_backend = "torch"
     backend = choose_attention(attention_backend, case)
     return replace(
@@ -118,6 +122,8 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
+        route_sigmoid=recurrent.route_sigmoid,
+        latent=CpuLatentOps.load(library).table,
         pack_experts=pack_experts_reference,
         moe=_moe_of(ops.linear, ops.silu_and_mul, ops.clamped_swiglu),
         ngram=step.ngram,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDens
 from surestep_kernels.mixers.gated_delta import gated_delta_reference
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
+from surestep_kernels.mixers.latent_attention import LATENT_REFERENCE, LatentOps
 from surestep_kernels.mixers.paged_attention import PagedAttention, paged_attention_reference
 from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
 from surestep_kernels.mixers.rotary import Rotary, rotary_reference
@@ -38,7 +39,12 @@ from surestep_kernels.ops.mul_sigmoid import mul_sigmoid_reference
 from surestep_kernels.ops.quantized import PackQuantized, pack_quantized_reference
 from surestep_kernels.ops.rms_norm import add_rms_norm_reference, rms_norm_reference
 from surestep_kernels.ops.rms_norm_gated import rms_norm_gated_reference
-from surestep_kernels.ops.route import Route, route_reference
+from surestep_kernels.ops.route import (
+    Route,
+    RouteSigmoid,
+    route_reference,
+    route_sigmoid_reference,
+)
 from surestep_kernels.ops.silu_and_mul import silu_and_mul_reference
 from surestep_kernels.step.ngram import Ngram, ngram_reference
 from surestep_kernels.step.step_ops import CPU_REFERENCE, StepOps
@@ -76,6 +82,8 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
+    route_sigmoid: RouteSigmoid = route_sigmoid_reference
+    latent: LatentOps | None = None  # None: models with latent attention are not served
     step: StepOps = CPU_REFERENCE
     products: PlainProducts | None = None  # with unquantised weights, where there is a choice
     affine: bool = True  # pack_quantized takes affine weights
@@ -105,6 +113,9 @@ class KernelSet:
     def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
         """Choose experts for x [T, H]; with `gate_up` compute what the shared one activates."""
         logits = self.linear(x, router.scores, out_dtype=torch.float32)
+        if router.sigmoid is not None:
+            shared = None if gate_up is None else self.linear_silu_and_mul(x, gate_up)
+            return Mixture(x, *self.route_sigmoid(logits, router.sigmoid), None, shared)
         if gate_up is None:
             return Mixture(x, *self.route(logits, router.top_k, normalize=router.normalize))
         shared = self.linear_silu_and_mul(x, gate_up)
@@ -125,9 +136,9 @@ class KernelSet:
             total = torch.zeros_like(x, dtype=torch.float32)
         else:
             assert shared is not None
-            assert gate is not None
             made = self.linear(shared, shared_down)
-            self.mul_sigmoid(made, gate)
+            if gate is not None:
+                self.mul_sigmoid(made, gate)
             total = made.float()
         self.moe(total, x, weights, experts, packed)
         return total.to(x.dtype)
@@ -144,6 +155,11 @@ class KernelSet:
         """Add `mix_experts` to residual [T, H]; return it normalised [T, H]."""
         mixed = self.mix_experts(mixture, packed, shared_down)
         return self.add_rms_norm(mixed, residual, weight, eps)
+
+    def multiply_heads(self, x: Tensor, heads: Sequence[PackedLinear]) -> Tensor:
+        """Return x [T, H, K] times the weight of each head: [T, H, N]."""
+        made = [self.linear(x[:, i].contiguous(), weight) for i, weight in enumerate(heads)]
+        return torch.stack(made, dim=1)
 
     def project_heads(
         self,
@@ -209,4 +225,5 @@ REFERENCE = KernelSet(
     pack_experts=pack_experts_reference,
     moe=moe_reference,
     ngram=ngram_reference,
+    latent=LATENT_REFERENCE,
 )

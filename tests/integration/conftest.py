@@ -19,6 +19,7 @@ from support.parity.bench import (
     make_model,
 )
 from support.parity.grammars import make_guided_requests, with_tokenizer
+from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +56,18 @@ def eagle3_gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBenc
 def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for gpt-oss, with windows much shorter than the requests. Read only."""
     return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
+
+
+@pytest.fixture(scope="session")
+def glm_dsa_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for a GLM-5 whose requests are longer than what its indexers choose. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("glm_dsa_parity"), make_glm_dsa)
+
+
+@pytest.fixture(scope="session")
+def deepseek_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for a DeepSeek-V3. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("deepseek_parity"), make_deepseek_v3)
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import latents
 import pytest
 import torch
 from kv_windows import request_bytes
 from memory import Sizes, figures, of_folder
 from safetensors.torch import load_file
+from support.checkpoints.deepseek import make_tiny_deepseek
 from support.checkpoints.gpt_oss import WINDOW, make_tiny_gpt_oss
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_kernels import load_kernels
@@ -58,6 +62,27 @@ def test_layers_with_windows_take_what_is_computed(tmp_path: Path) -> None:
     assert 2 * bytes_per_block(spec, kernels) == whole  # two layers in each group
     kept = request_bytes(spec, kernels, 160, 1)
     assert kept == (10 + 2) * whole // 2  # the window of 8 lies in two blocks of 16
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+def test_latents_take_what_is_computed(tmp_path: Path, mtp: bool) -> None:
+    folder = make_tiny_deepseek(tmp_path, "glm_moe_dsa")
+    spec = loaded(folder, mtp=mtp).kv_spec(16)
+    assert of_folder(folder, mtp=mtp).kv_spec(1, None) == spec
+    kept = 4 * 48 + 3 * 32 + mtp * (48 + 32 + 64)  # latents, index keys; those of the MTP layer
+    assert bytes_per_block(spec, load_kernels("cpu", "reference")) == 16 * 4 * kept
+
+
+def test_figures_of_latents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GLM-5.1's in bfloat16; and decode steps of the same model, dense and sparse, are timed."""
+    glm = latents.bytes_of_a_token(latents.MODELS["glm_moe_dsa (GLM-5.1)"])
+    assert (glm["latents"], glm["index_keys"]) == (89_856, 19_968)
+    make_tiny_deepseek(tmp_path, "glm_moe_dsa", num_hidden_layers=2)
+    given = argparse.Namespace(folder=tmp_path, contexts=[9, 40], rounds=1, threads=1)
+    latents.time_steps(given)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["context"] for line in lines] == [9, 40]
+    assert min(lines[0]["ms"].values()) > 0
 
 
 def test_requests_are_those_whose_tokens_have_room() -> None:

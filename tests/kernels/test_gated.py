@@ -1,4 +1,4 @@
-"""Gated norm, output gate and routing."""
+"""Gated norm, output gate and routing by softmax and by sigmoid."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
+from surestep_kernels.ops.route import SigmoidChoice
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,3 +63,36 @@ def test_what_is_chosen_is_decided_by_logits(native: KernelSet, reference: Kerne
         weights, experts = kernels.route(logits, 3, normalize=True)
         assert experts.tolist() == [[1, 3, 2]]
         assert weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "groups", "kept", "top_k"), [(7, 1, 1, 3), (24, 4, 2, 5), (256, 8, 4, 8)]
+)
+def test_route_sigmoid(
+    native: KernelSet,
+    reference: KernelSet,
+    num_experts: int,
+    groups: int,
+    kept: int,
+    top_k: int,
+    normalize: bool,
+) -> None:
+    logits, bias = torch.randn(33, num_experts) * 3, torch.randn(num_experts)
+    how = SigmoidChoice(bias, groups, kept, top_k, normalize, 2.5)
+    weights, experts = native.route_sigmoid(logits, how)
+    expected, chosen = reference.route_sigmoid(logits, how)
+    assert torch.equal(experts, chosen)
+    torch.testing.assert_close(weights, expected)
+    alone = [native.route_sigmoid(row, how)[0] for row in logits.split(1)]
+    assert torch.equal(weights, torch.cat(alone))
+
+
+def test_ties_of_groups_and_of_experts(native: KernelSet, reference: KernelSet) -> None:
+    """The first of equal groups, and the first of equal experts; weights are without the bias."""
+    bias = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    how = SigmoidChoice(bias, 3, 1, 2, normalize=True, scale=3.0)
+    for kernels in (native, reference):
+        weights, experts = kernels.route_sigmoid(torch.zeros(1, 6), how)
+        assert experts.tolist() == [[2, 3]]
+        assert weights.tolist() == [[1.5, 1.5]]

@@ -24,13 +24,13 @@ from surestep_worker.checkpoint.safetensors_header import read_header
 from surestep_worker.configs.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
-    MAX_POSITION,
     MAX_VOCAB,
     MAX_WIDTH,
     ModelConfig,
     architecture_of,
     lookup,
 )
+from surestep_worker.configs.rope import MAX_POSITION
 from surestep_worker.models import FAMILIES
 
 T = TypeVar("T")

@@ -52,6 +52,8 @@ _RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions th
 
 def refuse_unsupported(case: AttentionCase) -> None:
     """Raise InvalidRequest for attention that these kernels do not support."""
+    if case.latent:  # none of it is used
+        return
     if case.block_size % BLOCK_MULTIPLE:
         raise _unsupported(f"block_size {case.block_size}", "block_size")
     if case.head_dim % BLOCK_MULTIPLE or case.head_dim > MAX_HEAD_DIM or case.group > MAX_GROUP:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.ops.route import SigmoidChoice
 
 from .binding import DTYPE_CODES, bind
 
@@ -22,6 +23,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm_gated": [_P, _P, _P, _P, _F, _L, _L, _L, _L, _I],
     "mul_sigmoid": [_P, _P, _L, _L, _L, _L, _I],
     "route": [_P, _P, _P, _L, _L, _L, _I],
+    "route_sigmoid": [*[_P] * 4, *[_L] * 5, _I, _F],
 }
 
 
@@ -34,6 +36,7 @@ class CpuRecurrentOps:
     c_rms_norm_gated: Callable[..., None]
     c_mul_sigmoid: Callable[..., None]
     c_route: Callable[..., None]
+    c_route_sigmoid: Callable[..., None]
 
     @classmethod
     def load(cls, library: Path) -> CpuRecurrentOps:
@@ -110,6 +113,18 @@ class CpuRecurrentOps:
         experts = torch.empty(tokens, top_k, dtype=torch.int64)
         pointers = _pointers(weights, experts, logits)
         self.c_route(*pointers, tokens, num_experts, top_k, int(normalize))
+        return weights, experts
+
+    def route_sigmoid(self, logits: Tensor, how: SigmoidChoice) -> tuple[Tensor, Tensor]:
+        tokens, num_experts = logits.shape
+        assert logits.is_contiguous()
+        assert logits.dtype is how.bias.dtype is torch.float32
+        assert how.bias.shape == (num_experts,)
+        weights = logits.new_empty(tokens, how.top_k)
+        experts = torch.empty(tokens, how.top_k, dtype=torch.int64)
+        pointers = _pointers(weights, experts, logits, how.bias)
+        sizes = tokens, num_experts, how.groups, how.kept_groups, how.top_k
+        self.c_route_sigmoid(*pointers, *sizes, int(how.normalize), how.scale)
         return weights, experts
 
 

@@ -52,7 +52,7 @@ class TritonKernels(KernelSet):
 
     def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
         """Route x. A checkpoint may have quantised the router, but not the gate beside it."""
-        if router.gate is not None:
+        if router.gate is not None or router.sigmoid is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
         # The bias is left to the next kernel for any number of rows: its loads are then laid out
         # alike, and with them the order in which threads add up the softmax.
@@ -71,7 +71,7 @@ class TritonKernels(KernelSet):
         eps: float,
     ) -> Tensor:
         """Mix, add and normalise. Experts of several layouts are run one by one."""
-        if packed.addresses is None:
+        if packed.addresses is None or (shared_down is not None and mixture.gate is None):
             return KernelSet.mix_experts_add_rms_norm(
                 self, mixture, packed, shared_down, residual, weight, eps
             )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
 from .linear import Linear, PackedLinear, linear_reference
+from .route import SigmoidChoice
 from .silu_and_mul import silu_and_mul_reference
 
 
@@ -31,6 +32,8 @@ class Router(NamedTuple):
     gate: PackedLinear | None  # of the shared expert: one output
     top_k: int
     normalize: bool  # see route_reference
+    # Then scores have no gate, and a shared expert counts as it is.
+    sigmoid: SigmoidChoice | None = None
 
 
 class Mixture(NamedTuple):
@@ -39,7 +42,7 @@ class Mixture(NamedTuple):
     x: Tensor  # [T, H]
     weights: Tensor  # f32[T, k]
     experts: Tensor  # i64[T, k]
-    gate: Tensor | None = None  # [T, 1] of the shared expert, before the sigmoid
+    gate: Tensor | None = None  # [T, 1] of the shared expert, before the sigmoid; None: 1
     shared: Tensor | None = (
         None  # [T, I] the shared expert's activations, input of its last product
     )

@@ -52,6 +52,11 @@ def test_two_ranks_of_gpt_oss_equal_one(
     assert_disordered_pair_equals_one(gpt_oss_bench, drafter, k, depth)
 
 
+def test_two_ranks_with_indexers_equal_one(glm_dsa_bench: ParityBench) -> None:
+    """Heads are shared out; latents, index keys and what is chosen are the same on both."""
+    assert_disordered_pair_equals_one(glm_dsa_bench, "mtp", 3, depth=1)
+
+
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])
 def test_two_ranks_whose_steps_stay_on_their_device(
     bench: ParityBench, drafter: str, k: int

@@ -21,6 +21,7 @@ from support.parity.bench import (
     total,
 )
 from support.parity.cases import NEUTRAL, make_request
+from support.parity.latent_models import make_glm_dsa
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_kernels import AttentionCase, load_kernels
@@ -108,6 +109,19 @@ def test_windows_and_sinks_change_no_token_either(tmp_path: Path) -> None:
     assert tokens(found) == tokens(alone)
     assert total(found, "num_accepted") > 0
     assert tokens(answers(tmp_path, "alone", "none", 0, kv_cache_dtype="auto")) != tokens(alone)
+
+
+def test_latents_and_index_keys_change_no_token_either(tmp_path: Path) -> None:
+    """They have an FP8 form in C, and what is chosen is chosen by it."""
+    make_glm_dsa(tmp_path)
+    alone = answers(tmp_path, "alone", "none", 0, attention_backend="auto")
+    RANK.tell_oracles(alone)
+    for where, drafter in (("mixed", "ragged"), ("preempted", "mtp")):
+        found = answers(tmp_path, where, drafter, 1, attention_backend="auto")
+        assert tokens(found) == tokens(alone)
+        assert total(found, "num_drafts") > 0
+    wide = answers(tmp_path, "alone", "none", 0, kv_cache_dtype="auto", attention_backend="auto")
+    assert tokens(wide) != tokens(alone)
 
 
 def test_the_same_memory_holds_as_many_more_blocks(dense: Path) -> None:

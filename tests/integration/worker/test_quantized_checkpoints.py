@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.deepseek import make_tiny_deepseek
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.quantize import METHODS, Twins, fp8, quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -25,7 +26,7 @@ from surestep_worker.models import Model, ModelSource, load_model
 from torch import Tensor
 
 # What published checkpoints leave plain.
-SMALL = ("in_proj_a", "in_proj_b", "in_proj_ba", "gate", "shared_expert_gate")
+SMALL = ("in_proj_a", "in_proj_b", "in_proj_ba", "gate", "shared_expert_gate", "weights_proj")
 SOURCES: dict[str, Callable[[Path], Path]] = {
     "llama": lambda path: make_tiny_checkpoint(path, hidden=192, intermediate=320, heads=6),
     "qwen2": lambda path: make_tiny_checkpoint(path, "qwen2", hidden=64, heads=4, kv_heads=1),
@@ -33,6 +34,9 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "hybrid": lambda path: make_tiny_hybrid(path, linear_value_head_dim=24),
     "hybrid-moe": lambda path: make_tiny_hybrid(
         path, "qwen3_next", moe_intermediate_size=32, shared_expert_intermediate_size=32
+    ),
+    "glm-5": lambda path: make_tiny_deepseek(
+        path, "glm_moe_dsa", mtp=False, intermediate_size=64, moe_intermediate_size=32
     ),
 }
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -49,7 +53,7 @@ def twins(folder: Path) -> dict[str, Twins]:
     made = {}
     for name, make in SOURCES.items():
         source = make(folder / name)
-        plain = SMALL if name.startswith("hybrid") else ("model.layers.1.mlp",)
+        plain = SMALL if name.startswith(("hybrid", "glm")) else ("model.layers.1.mlp",)
         for method in METHODS:
             made[f"{name}-{method}"] = quantize(source, method, plain=plain, group_size=16)
     run_checkpoints(folder, [path.name for pair in made.values() for path in pair])

@@ -131,7 +131,7 @@ def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
 def load(folder: Path, tp: TensorParallel) -> Model:
     """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
     source, kernels = ModelSource(folder), load_kernels("cpu")
-    mtp = any(name.startswith("mtp.") for name in source.entries)
+    mtp = any(name.startswith("mtp.") or ".eh_proj." in name for name in source.entries)
     where: Any = {"device": "cpu", "tp": tp, "kernels": kernels}
     model = load_model(source, dtype="float32", draft_head=mtp, **where)
     if (folder / HEAD).exists():

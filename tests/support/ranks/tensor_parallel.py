@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from support.checkpoints.deepseek import make_tiny_deepseek
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -40,6 +41,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt-oss": {},
     "gpt-oss-shared-kv-head": {"num_key_value_heads": 1},
     "gpt-oss-expert-parallel": {},
+    "deepseek": {"family": "deepseek_v3", "vocab": 383},
+    "deepseek-glm-expert-parallel": {"family": "glm_moe_dsa"},
+    "deepseek-glm-4": {"family": "glm4_moe"},
 }
 
 
@@ -48,6 +52,9 @@ def make_variant(path: Path, name: str) -> None:
     variant = VARIANTS[name]
     if name.startswith("gpt-oss"):
         make_tiny_gpt_oss(path / name, **variant)
+        return
+    if name.startswith("deepseek"):
+        make_tiny_deepseek(path / name, **variant)
         return
     make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
     make(path / name, **variant)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES
 from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES
 from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES
 from surestep_worker.configs.llama import LlamaConfig as Config
@@ -57,6 +58,13 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
         "attention_factor": 0.7,
     },
+    "yarn, as DeepSeek has it": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
 }
 
 
@@ -69,8 +77,8 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
 
 
 def test_every_known_architecture_is_registered() -> None:
-    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES, "GptOssForCausalLM"}
-    assert FAMILIES.keys() == known
+    dense, hybrid = {*LLAMA_ARCHITECTURES, *BACKBONES}, {*HYBRID_ARCHITECTURES}
+    assert FAMILIES.keys() == dense | hybrid | {*DEEPSEEK_ARCHITECTURES, "GptOssForCausalLM"}
 
 
 def test_fields_and_their_defaults(tmp_path: Path) -> None:
@@ -114,7 +122,7 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"weights \(bitsandbytes\)"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "lacks original_max_position"),
-        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": -1}}, "mscale is -1"),
         ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1}, "rope_theta must be above 1"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_worker.configs.model_config import MAX_POSITION
+from surestep_worker.configs.rope import MAX_POSITION
 from surestep_worker.layers.pooling import PoolingSums
 
 CPU = torch.device("cpu")

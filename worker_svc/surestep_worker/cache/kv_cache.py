@@ -29,6 +29,14 @@ class KVHeads(NamedTuple):
     head_dim: int
 
 
+class LatentWidths(NamedTuple):
+    """What a layer with latent attention keeps of a token, the same on every rank: a latent, in the
+    place of keys, and an index key, in that of values."""
+
+    latent: int
+    index_key: int  # 0: none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSpec:
     """What the cache of a model must hold on this rank."""
@@ -42,6 +50,7 @@ class KVSpec:
     # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
     kept_hidden: int = 0
     draft_layers: tuple[KVHeads, ...] = ()  # behind the model's: of a draft head from elsewhere
+    latents: tuple[LatentWidths, ...] = ()  # of the model's layers, if they have these
 
     @property
     def page_dtype(self) -> torch.dtype:
@@ -52,10 +61,10 @@ class KVSpec:
         return KVLayout.of(self.windows, len(self.draft_layers), keeps_hidden=self.kept_hidden > 0)
 
     @property
-    def layers(self) -> tuple[KVHeads, ...]:
+    def layers(self) -> tuple[KVHeads | LatentWidths, ...]:
         """What a block has pages for: layers of each group, then those of a draft head."""
         own = KVHeads(self.num_kv_heads, self.head_dim)
-        return (own,) * self.layout.num_layers + self.draft_layers
+        return (self.latents or (own,) * self.layout.num_layers) + self.draft_layers
 
 
 class KVCache:
@@ -67,8 +76,8 @@ class KVCache:
         self.num_blocks = num_blocks
         self.layout = spec.layout
         self.layers = [
-            LayerCache(*(zero_pages(shape, spec.page_dtype, device) for _ in "kv"))
-            for shape in _shapes(spec, num_blocks, kernels)
+            LayerCache(*(zero_pages(shape, spec.page_dtype, device) for shape in shapes))
+            for shapes in _shapes(spec, num_blocks, kernels)
         ]
         hidden = (num_blocks * spec.block_size, spec.kept_hidden)
         # By flat slot, as kv_slots of group 0 name them.
@@ -82,7 +91,7 @@ class KVCache:
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
     """Memory of one block over all layers, keys, values and hidden states."""
-    elements = 2 * sum(math.prod(shape) for shape in _shapes(spec, 1, kernels))
+    elements = sum(math.prod(shape) for both in _shapes(spec, 1, kernels) for shape in both)
     hidden = spec.block_size * spec.kept_hidden
     return elements * spec.page_dtype.itemsize + hidden * spec.dtype.itemsize
 
@@ -103,5 +112,12 @@ def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
     return blocks
 
 
-def _shapes(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> list[tuple[int, ...]]:
-    return [kernels.kv_cache_shape(num_blocks, spec.block_size, *heads) for heads in spec.layers]
+def _shapes(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> list[list[tuple[int, ...]]]:
+    """Of the keys and of the values of each layer of a block."""
+    size = spec.block_size
+    return [
+        [(num_blocks, size, width) for width in layer]
+        if isinstance(layer, LatentWidths)
+        else [kernels.kv_cache_shape(num_blocks, size, *layer)] * 2
+        for layer in spec.layers
+    ]

@@ -11,7 +11,6 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 
 from .model_config import (
     FULL_ATTENTION,
-    MAX_POSITION,
     MAX_WIDTH,
     SLIDING_ATTENTION,
     architecture_of,
@@ -19,12 +18,11 @@ from .model_config import (
     read_eos_token_ids,
     read_layer_types,
     read_num_experts,
-    read_rope,
     read_sizes,
     refuse_unserved,
-    rope_parameters,
 )
 from .quantization import read_quantization
+from .rope import MAX_POSITION, read_rope, rope_parameters
 from .routed import RoutedConfig
 
 _MAX_LIMIT = 1e6

@@ -19,18 +19,18 @@ from .model_config import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
-    ModelConfig,
     architecture_of,
     lookup,
     read_dtype,
     read_eos_token_ids,
     read_num_experts,
-    read_rope,
     read_sizes,
+    refuse_deep_heads,
     refuse_unserved,
-    rope_parameters,
 )
 from .quantization import read_quantization
+from .rope import read_rope, rope_parameters
+from .sparse import MoeConfig, SparseConfig
 
 _MAX_TAPS = 8
 _MAX_DELTA_DIM = 256  # of a key or value of the delta rule
@@ -77,24 +77,11 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeConfig:
-    """Sizes of routed feed-forward layers."""
-
-    num_experts: int
-    top_k: int
-    expert_size: int
-    shared_expert_size: int
-    normalize: bool  # the weights of the chosen experts sum to 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridConfig(ModelConfig):
+class HybridConfig(SparseConfig):
     """Architecture of a hybrid decoder. Sizes are of the whole model, not of one rank."""
 
     traits: HybridTraits
     delta: DeltaConfig
-    moe: MoeConfig | None
-    dense_layers: frozenset[int]  # layers of a model with experts that have none
 
     @classmethod
     def parse(cls, files: ConfigFiles) -> HybridConfig:
@@ -104,7 +91,8 @@ class HybridConfig(ModelConfig):
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
         raw = _decoder(whole) if traits.nested else whole
         refuse_unserved(raw.without("partial_rotary_factor"))
-        _refuse_deep_heads(raw)
+        named = "mtp_num_hidden_layers"
+        refuse_deep_heads(raw, named if named in raw else "num_nextn_predict_layers")
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
@@ -149,30 +137,13 @@ class HybridConfig(ModelConfig):
             dtype=dtype,
         )
 
-    def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
-        """Raise InvalidRequest when the model does not divide among `size` ranks."""
-        sizes = {
+    def sizes_to_share(self) -> dict[str, int]:
+        """What every rank needs an equal part of, by name."""
+        return {
             "linear key heads": self.delta.num_k_heads,
             "linear value heads": self.delta.num_v_heads,
-            "heads": self.num_heads,
+            **SparseConfig.sizes_to_share(self),
         }
-        moe = self.moe
-        if moe is None or self.dense_layers:
-            sizes["MLP columns"] = self.intermediate_size
-        if moe is not None:
-            sizes["columns of a shared expert"] = moe.shared_expert_size
-        if moe is not None and expert_parallel:
-            sizes["experts"] = moe.num_experts
-        elif moe is not None:
-            sizes["columns of an expert"] = moe.expert_size
-        if size % self.num_kv_heads:  # else ranks share a head
-            sizes["KV heads"] = self.num_kv_heads
-        uneven = [f"{count} {name}" for name, count in sizes.items() if count % size]
-        if uneven:
-            raise InvalidRequest(
-                f"tensor_parallel_size {size} does not divide {', '.join(uneven)}",
-                param="tensor_parallel_size",
-            )
 
 
 def _decoder(whole: Fields) -> Fields:
@@ -180,13 +151,6 @@ def _decoder(whole: Fields) -> Fields:
     if "text_config" not in whole:
         raise InvalidRequest("config.json lacks text_config", param="model")
     return whole.object("text_config")
-
-
-def _refuse_deep_heads(raw: Fields) -> None:
-    named = "mtp_num_hidden_layers"
-    named = named if named in raw else "num_nextn_predict_layers"
-    if raw.size(named, MAX_LAYERS, least=0, default=1) > 1:
-        raise InvalidRequest("MTP heads of more than one layer are not served", param="model")
 
 
 def _rotary_dim(raw: Fields, rope: Fields, head_dim: int) -> int:

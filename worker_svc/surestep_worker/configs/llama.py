@@ -12,7 +12,6 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 from .model_config import (
     FULL_ATTENTION,
     MAX_LAYERS,
-    MAX_POSITION,
     MAX_WIDTH,
     SLIDING_ATTENTION,
     ModelConfig,
@@ -21,12 +20,11 @@ from .model_config import (
     read_dtype,
     read_eos_token_ids,
     read_layer_types,
-    read_rope,
     read_sizes,
     refuse_unserved,
-    rope_parameters,
 )
 from .quantization import read_quantization
+from .rope import MAX_POSITION, read_rope, rope_parameters
 
 
 class Traits(NamedTuple):

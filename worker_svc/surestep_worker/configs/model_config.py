@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,12 +10,13 @@ from typing import Any, TypeVar
 import torch
 from surestep_common.errors import InvalidRequest
 
+from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.schemes import Quantization
 
-from .rope import Llama3Scaling, RopeConfig, YarnScaling
+from .rope import MAX_POSITION, RopeConfig
 
 T = TypeVar("T")
 
@@ -28,15 +28,14 @@ MAX_WIDTH = 1 << 20  # of a hidden state or inside a layer
 MAX_LAYERS = 1 << 10
 MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
-MAX_POSITION = 1 << 24  # tokens
-_MAX_THETA = 1e15
 _MAX_EXPERTS = 1 << 12
 _MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
-_MAX_FACTOR = 1e6
 
 FULL_ATTENTION, LINEAR_ATTENTION = "full_attention", "linear_attention"
 SLIDING_ATTENTION = "sliding_attention"
-PAGED = frozenset((FULL_ATTENTION, SLIDING_ATTENTION))  # have keys and values in the KV cache
+LATENT_ATTENTION = "latent_attention"
+# Have keys and values, or latents, in the KV cache.
+PAGED = frozenset((FULL_ATTENTION, SLIDING_ATTENTION, LATENT_ATTENTION))
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -64,7 +63,7 @@ class ModelConfig:
     attention_sinks: bool = False  # each head has one more logit in its softmax, without a value
     attention_gate: bool  # a sigmoid gate per element of attention's output
     zero_centred_norms: bool  # checkpoints hold the difference of a norm's factors from 1
-    layer_types: tuple[str, ...]  # FULL_ATTENTION, SLIDING_ATTENTION or LINEAR_ATTENTION
+    layer_types: tuple[str, ...]  # the four kinds above
     rotary_dim: int  # leading elements of each head that are rotated
     tie_word_embeddings: bool
     is_backbone: bool  # without an output head, whatever else the configuration says
@@ -78,6 +77,20 @@ class ModelConfig:
             return 0
         assert self.sliding_window is not None
         return self.sliding_window
+
+    @property
+    def draft_layer_type(self) -> str:
+        """Of the layer of an MTP head."""
+        return FULL_ATTENTION
+
+    @property
+    def mtp_blind_at_first(self) -> bool:
+        """Whether an MTP head does not see what follows the first token, as it was trained."""
+        return False
+
+    def latent_widths(self, num_layers: int) -> tuple[LatentWidths, ...]:
+        """What each layer, and that of an MTP head, keeps of a token; () = keys and values."""
+        return ()
 
     def check_length(self, max_model_len: int) -> None:
         """Raise InvalidRequest when sequences of `max_model_len` tokens cannot be served."""
@@ -144,6 +157,12 @@ def refuse_unserved(raw: Fields) -> None:
         raise InvalidRequest("attention in both directions is not supported", param="model")
 
 
+def refuse_deep_heads(raw: Fields, key: str) -> None:
+    """Raise InvalidRequest for MTP heads of several layers."""
+    if raw.size(key, MAX_LAYERS, least=0, default=1) > 1:
+        raise InvalidRequest("MTP heads of more than one layer are not served", param="model")
+
+
 def read_sizes(raw: Fields) -> dict[str, Any]:
     """The fields of ModelConfig that every decoder has."""
     heads = raw.size("num_attention_heads", MAX_HEADS)
@@ -182,7 +201,7 @@ def read_num_experts(raw: Fields, key: str) -> int:
 def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
     """The kinds of attention of a decoder's layers; what is `usual` where the file does not say."""
     types = raw.texts("layer_types") or tuple(usual)
-    unknown = sorted(set(types) - PAGED)
+    unknown = sorted(set(types) - {FULL_ATTENTION, SLIDING_ATTENTION})
     if unknown:
         raise InvalidRequest(f"layers of {', '.join(unknown)} are not served", param="model")
     if len(types) != len(usual):
@@ -195,71 +214,6 @@ def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
 def read_dtype(raw: Fields) -> str:
     """That the weights are meant to be computed in."""
     return raw.text("dtype", raw.text("torch_dtype", "float32"))
-
-
-def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    theta = scaling.number(
-        "rope_theta", _MAX_THETA, default=raw.number("rope_theta", _MAX_THETA, default=10_000.0)
-    )
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if scaling.number("partial_rotary_factor", 1.0, default=1.0) != 1.0:
-        raise InvalidRequest("partial rotary embeddings are not supported", param="model")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, linear_factor=scaling.number("factor", _MAX_FACTOR))
-    if kind == "llama3":
-        return RopeConfig(theta=theta, llama3=_llama3(scaling))
-    if kind == "divided":  # of a GGUF file, which holds what the scaling of Llama 3 comes to
-        return RopeConfig(theta=theta, divisors=scaling.numbers("divisors", _MAX_FACTOR))
-    if kind == "yarn":
-        if theta <= 1.0:
-            raise InvalidRequest("rope scaling yarn: rope_theta must be above 1", param="model")
-        return RopeConfig(theta=theta, yarn=_yarn(scaling))
-    raise InvalidRequest(
-        f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn",
-        param="model",
-    )
-
-
-def _llama3(scaling: Fields) -> Llama3Scaling:
-    llama3 = Llama3Scaling(
-        factor=scaling.number("factor", _MAX_FACTOR),
-        low_freq_factor=scaling.number("low_freq_factor", _MAX_FACTOR),
-        high_freq_factor=scaling.number("high_freq_factor", _MAX_FACTOR),
-        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
-    )
-    if llama3.high_freq_factor <= llama3.low_freq_factor:
-        raise InvalidRequest(
-            "rope scaling llama3: high_freq_factor must exceed low_freq_factor", param="model"
-        )
-    return llama3
-
-
-def _yarn(scaling: Fields) -> YarnScaling:
-    if "mscale" in scaling or "mscale_all_dim" in scaling:
-        raise InvalidRequest("rope scaling yarn with mscale is not supported", param="model")
-    factor = scaling.number("factor", _MAX_FACTOR)
-    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
-    yarn = YarnScaling(
-        factor=factor,
-        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
-        beta_fast=scaling.number("beta_fast", _MAX_FACTOR, default=32.0),
-        beta_slow=scaling.number("beta_slow", _MAX_FACTOR, default=1.0),
-        truncate=scaling.flag("truncate", default=True),
-        attention_factor=scaling.number("attention_factor", _MAX_FACTOR, default=usual),
-    )
-    if yarn.beta_fast < yarn.beta_slow:
-        raise InvalidRequest(
-            "rope scaling yarn: beta_fast must not be less than beta_slow", param="model"
-        )
-    return yarn
-
-
-def rope_parameters(raw: Fields) -> Fields:
-    """Where a checkpoint describes its rotary embeddings; empty without such an object."""
-    return raw.object("rope_parameters" if "rope_parameters" in raw else "rope_scaling")
 
 
 def read_eos_token_ids(files: ConfigFiles, raw: Fields) -> tuple[int, ...]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from surestep_common.errors import InvalidRequest
+
+from surestep_worker.checkpoint.json_fields import Fields
+
+MAX_POSITION = 1 << 24  # tokens
+MAX_FACTOR = 1e6
+_MAX_THETA = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +45,78 @@ class RopeConfig:
     llama3: Llama3Scaling | None = None
     yarn: YarnScaling | None = None
     divisors: tuple[float, ...] = ()  # of each frequency by itself; empty: 1
+
+
+def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
+    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    theta = scaling.number(
+        "rope_theta", _MAX_THETA, default=raw.number("rope_theta", _MAX_THETA, default=10_000.0)
+    )
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if scaling.number("partial_rotary_factor", 1.0, default=1.0) != 1.0:
+        raise InvalidRequest("partial rotary embeddings are not supported", param="model")
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, linear_factor=scaling.number("factor", MAX_FACTOR))
+    if kind == "llama3":
+        return RopeConfig(theta=theta, llama3=_llama3(scaling))
+    if kind == "divided":  # of a GGUF file, which holds what the scaling of Llama 3 comes to
+        return RopeConfig(theta=theta, divisors=scaling.numbers("divisors", MAX_FACTOR))
+    if kind == "yarn":
+        if theta <= 1.0:
+            raise InvalidRequest("rope scaling yarn: rope_theta must be above 1", param="model")
+        return RopeConfig(theta=theta, yarn=_yarn(scaling))
+    raise InvalidRequest(
+        f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn",
+        param="model",
+    )
+
+
+def _llama3(scaling: Fields) -> Llama3Scaling:
+    llama3 = Llama3Scaling(
+        factor=scaling.number("factor", MAX_FACTOR),
+        low_freq_factor=scaling.number("low_freq_factor", MAX_FACTOR),
+        high_freq_factor=scaling.number("high_freq_factor", MAX_FACTOR),
+        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
+    )
+    if llama3.high_freq_factor <= llama3.low_freq_factor:
+        raise InvalidRequest(
+            "rope scaling llama3: high_freq_factor must exceed low_freq_factor", param="model"
+        )
+    return llama3
+
+
+def _yarn(scaling: Fields) -> YarnScaling:
+    factor = scaling.number("factor", MAX_FACTOR)
+    usual = _attention_factor(scaling, factor)
+    yarn = YarnScaling(
+        factor=factor,
+        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
+        beta_fast=scaling.number("beta_fast", MAX_FACTOR, default=32.0),
+        beta_slow=scaling.number("beta_slow", MAX_FACTOR, default=1.0),
+        truncate=scaling.flag("truncate", default=True),
+        attention_factor=scaling.number("attention_factor", MAX_FACTOR, default=usual),
+    )
+    if yarn.beta_fast < yarn.beta_slow:
+        raise InvalidRequest(
+            "rope scaling yarn: beta_fast must not be less than beta_slow", param="model"
+        )
+    return yarn
+
+
+def _attention_factor(scaling: Fields, factor: float) -> float:
+    """Of cosines and sines. With DeepSeek's `mscale_all_dim` the scores of attention are scaled
+    too, see configs/deepseek.py."""
+
+    def sharpened(mscale: float) -> float:
+        return 0.1 * mscale * math.log(max(factor, 1.0)) + 1.0
+
+    names = "mscale", "mscale_all_dim"
+    mscale, of_all = (scaling.number(name, MAX_FACTOR, least=0.0, default=0.0) for name in names)
+    return sharpened(mscale) / sharpened(of_all) if mscale and of_all else sharpened(1.0)
+
+
+def rope_parameters(raw: Fields) -> Fields:
+    """Where a checkpoint describes its rotary embeddings; empty without such an object."""
+    return raw.object("rope_parameters" if "rope_parameters" in raw else "rope_scaling")

@@ -23,6 +23,8 @@ ALIASES = {
     "[ngram]": "ngram",
     "qwen3_next_mtp": "mtp",
     "qwen3_5_mtp": "mtp",
+    "deepseek_mtp": "mtp",
+    "glm4_moe_mtp": "mtp",
 }
 
 

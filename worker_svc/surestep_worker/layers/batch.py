@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from surestep_kernels.mixers.paged_attention import AttentionRows
@@ -17,6 +17,13 @@ class GroupPages(NamedTuple):
     kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
 
 
+@dataclass(slots=True)
+class Choice:
+    """The positions i32[T, K] that the last indexer chose: layers without one attend to them."""
+
+    positions: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """T tokens of R rows, all on the model's device."""
@@ -26,3 +33,4 @@ class StepBatch:
     groups: tuple[GroupPages, ...]  # of the KV cache, see KVLayout
     hidden_index: Tensor  # i64[N] tokens (indices into T) whose final hidden states are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers
+    choice: Choice = field(default_factory=Choice)  # for models with indexers

@@ -30,11 +30,11 @@ def vocabulary_table(
 
 
 class Embedding:
-    """The parameter `embedding`: this rank's rows."""
+    """A parameter that is looked up in: this rank's rows."""
 
-    def __init__(self, context: LayerContext[ModelConfig]) -> None:
+    def __init__(self, context: LayerContext[ModelConfig], name: str = "embedding") -> None:
         self.tp = context.shard.tp
-        self.table = context.weights.take("embedding")
+        self.table = context.weights.take(name)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T], on every rank."""
@@ -51,10 +51,15 @@ class Embedding:
 
 
 class OutputHead:
-    """The parameter `lm_head`, or the embedding where they are tied: this rank's rows."""
+    """The parameter `name`, or the embedding where they are tied: this rank's rows."""
 
     def __init__(
-        self, context: LayerContext[ModelConfig], vocab_size: int, *, tied: bool = False
+        self,
+        context: LayerContext[ModelConfig],
+        vocab_size: int,
+        *,
+        tied: bool = False,
+        name: str = "lm_head",
     ) -> None:
         weights, kernels = context.weights, context.kernels
         self._size, self._linear, self._tp = vocab_size, kernels.linear, context.shard.tp
@@ -63,10 +68,10 @@ class OutputHead:
             if tied:
                 own = checkpoint.quantized("embedding") or weights.in_host_memory("embedding")
             else:
-                own = checkpoint.take_linear("lm_head")
+                own = checkpoint.take_linear(name)
             return pack(kernels, own, None, checkpoint.dtype)
 
-        self._packed = weights.take_packed("lm_head", read)
+        self._packed = weights.take_packed(name, read)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""

@@ -12,16 +12,17 @@ from typing import NamedTuple
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.ops.moe import Router
+from surestep_kernels.ops.route import SigmoidChoice
 from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
-from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 from surestep_worker.configs.routed import RoutedConfig
+from surestep_worker.configs.sparse import MoeConfig, SigmoidRouting, SparseConfig
 
 from .context import LayerContext
 from .linear import Sharding, ShardSlice, are_alike, take_linear
-from .mlp import mlp_table
+from .mlp import GatedMlp, mlp_table
 from .residual import Mixed
 
 
@@ -34,18 +35,26 @@ def local_experts(count: int, shard: Sharding) -> range:
 
 
 def moe_table(
-    to: str, at: str, config: HybridConfig, shard: Sharding, names: Set[str]
+    to: str, at: str, config: SparseConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`, of a checkpoint with these `names`.
 
-    It holds two tensors with all experts, or three per expert. The gate of the shared expert is the
-    last output of the router, if both are kept in one form.
+    It holds two tensors with all experts, or three per expert. The gate of the shared expert, if it
+    has one, is the last output of the router, if both are kept in one form.
     """
     moe, width = config.moe, config.hidden_size
     assert moe is not None
     fused = f"{at}experts.gate_up_proj" in names
     experts = (_fused_experts if fused else _separate_experts)(to, at, config, shard)
     router = [(f"{at}gate", ShardSlice(moe.num_experts, slice(0, moe.num_experts)))]
+    if moe.sigmoid is not None:
+        shared, bias = f"{at}shared_experts.", f"{at}gate.e_score_correction_bias"
+        return {
+            **shard.columns(f"{to}router", router, width, bias=False),
+            f"{to}router_bias": shard.whole(bias, moe.num_experts),
+            **mlp_table(f"{to}shared.", shared, width, moe.shared_expert_size, shard),
+            **experts,
+        }
     gate = [(f"{at}shared_expert_gate", ShardSlice(1, slice(0, 1)))]
     if are_alike([name for name, _ in (*router, *gate)], names):
         projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False)
@@ -66,7 +75,7 @@ def _inner(moe: MoeConfig, shard: Sharding) -> ShardSlice:
 
 
 def _separate_experts(
-    to: str, at: str, config: HybridConfig, shard: Sharding
+    to: str, at: str, config: SparseConfig, shard: Sharding
 ) -> dict[str, Parameter]:
     moe, width = config.moe, config.hidden_size
     assert moe is not None
@@ -79,7 +88,7 @@ def _separate_experts(
     return table
 
 
-def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> dict[str, Parameter]:
+def _fused_experts(to: str, at: str, config: SparseConfig, shard: Sharding) -> dict[str, Parameter]:
     """One parameter per expert and projection, cut out of the tensors of all experts."""
     moe, width = config.moe, config.hidden_size
     assert moe is not None
@@ -103,13 +112,14 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
 class SparseMoe:
     """This rank's share of the routed and the shared experts."""
 
-    def __init__(self, to: str, context: LayerContext[HybridConfig]) -> None:
+    def __init__(self, to: str, context: LayerContext[SparseConfig]) -> None:
         moe, weights, kernels = context.config.moe, context.weights, context.kernels
         assert moe is not None
         self._ops = kernels
         scores, apart = take_linear(weights, f"{to}router", kernels), f"{to}shared_gate" in weights
         gate = take_linear(weights, f"{to}shared_gate", kernels) if apart else None
-        self._router = Router(scores, gate, moe.top_k, moe.normalize)
+        choice = None if moe.sigmoid is None else _sigmoid_choice(to, weights, moe, moe.sigmoid)
+        self._router = Router(scores, gate, moe.top_k, moe.normalize, choice)
         self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
         self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
         experts = local_experts(moe.num_experts, context.shard)
@@ -124,6 +134,19 @@ class SparseMoe:
         """
         mixture = self._ops.route_tokens(x, self._router, self._shared_gate_up)
         return Mixed(mixture, self._experts, self._shared_down)
+
+
+def dense_or_sparse(to: str, context: LayerContext[SparseConfig]) -> SparseMoe | GatedMlp:
+    """Return a layer's routed experts, or its dense block where its parameters are of one."""
+    return (SparseMoe if f"{to}router" in context.weights else GatedMlp)(to, context)
+
+
+def _sigmoid_choice(
+    to: str, weights: Weights, moe: MoeConfig, how: SigmoidRouting
+) -> SigmoidChoice:
+    bias = weights.take(f"{to}router_bias", torch.float32)
+    groups = how.groups, how.kept_groups
+    return SigmoidChoice(bias, *groups, moe.top_k, moe.normalize, how.scale)
 
 
 class _Stacked(NamedTuple):

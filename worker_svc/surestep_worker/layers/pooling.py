@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surestep_worker.cache.pages import zero_pages
-from surestep_worker.configs.model_config import MAX_POSITION
+from surestep_worker.configs.rope import MAX_POSITION
 
 _SUM_BITS = 62  # of a signed sum; one is spare
 _LEAST_BOUND = -64  # as a power of two: smaller numbers are as good as none

@@ -12,6 +12,7 @@ from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
+    LATENT_ATTENTION,
     LINEAR_ATTENTION,
     PAGED,
     SLIDING_ATTENTION,
@@ -23,6 +24,7 @@ from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer, Mixer
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
+from surestep_worker.layers.latent_attention import LatentAttention
 from surestep_worker.layers.norm import output_bound, take_norm
 from surestep_worker.layers.residual import Residual
 
@@ -35,6 +37,7 @@ MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
     FULL_ATTENTION: Attention,
     SLIDING_ATTENTION: sliding_attention,
     LINEAR_ATTENTION: GatedDeltaNet,
+    LATENT_ATTENTION: LatentAttention,
 }
 
 
@@ -58,10 +61,10 @@ class Decoder:
         self._windows = [config.window_of(kind) for kind in config.layer_types if kind in PAGED]
         self.draft_head: DraftHead | None = None
         if PREFIX + "norm" in context.weights:
-            at = len(self._windows)
-            layer = _layer(PREFIX, context, FULL_ATTENTION, feed_forward, cache_layer=at)
+            at, kind = len(self._windows), config.draft_layer_type
+            layer = _layer(PREFIX, context, kind, feed_forward, cache_layer=at)
             self.draft_head = MtpHead(context, layer, self.vocabulary)
-            self._windows.append(config.window_of(FULL_ATTENTION))
+            self._windows.append(config.window_of(kind))
         self.weight_bytes = context.weights.nbytes
 
     def kv_spec(self, block_size: int) -> KVSpec:
@@ -75,6 +78,7 @@ class Decoder:
             dtype=self.vocabulary.dtype,
             kept_hidden=head.width if head is not None else 0,
             draft_layers=head.kv_layers if head is not None else (),
+            latents=config.latent_widths(len(self._windows)),
         )
 
     def recurrent_spec(self) -> RecurrentSpec | None:

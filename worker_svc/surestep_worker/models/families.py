@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .deepseek import DEEPSEEK
 from .family import Family
 from .gpt_oss import GPT_OSS
 from .hybrid import HYBRID
@@ -12,6 +13,6 @@ from .llama import LLAMA
 
 FAMILIES: Mapping[str, Family[Any]] = {
     architecture: family
-    for family in (LLAMA, HYBRID, GPT_OSS)
+    for family in (LLAMA, HYBRID, GPT_OSS, DEEPSEEK)
     for architecture in family.architectures
 }

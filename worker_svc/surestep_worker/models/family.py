@@ -52,4 +52,5 @@ class Family(Generic[C]):
     parameter_table: ParameterTable[C]
     ignored: Ignored[C]
     feed_forward: MakeFeedForward[C] = GatedMlp
-    draft_head: str | None = None  # how the names of its tensors begin
+    # How the names of its tensors begin; {layers} stands for the number of layers before it.
+    draft_head: str | None = None

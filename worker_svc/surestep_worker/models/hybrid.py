@@ -9,13 +9,11 @@ from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES, HybridConfig
 from surestep_worker.configs.model_config import FULL_ATTENTION
 from surestep_worker.layers.attention import attention_table
-from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import FeedForward
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding, ShardSlice
-from surestep_worker.layers.mlp import GatedMlp, mlp_table
-from surestep_worker.layers.moe import SparseMoe, local_experts, moe_table
+from surestep_worker.layers.mlp import mlp_table
+from surestep_worker.layers.moe import dense_or_sparse, local_experts, moe_table
 
 from .family import Family
 
@@ -85,16 +83,11 @@ def _mtp_table(config: HybridConfig, shard: Sharding, names: Set[str]) -> dict[s
     }
 
 
-def feed_forward(to: str, context: LayerContext[HybridConfig]) -> FeedForward:
-    """Return a layer's routed experts, or its dense block where its parameters are of one."""
-    return (SparseMoe if f"{to}router" in context.weights else GatedMlp)(to, context)
-
-
 HYBRID = Family(
     architectures=tuple(HYBRID_ARCHITECTURES),
     parse=HybridConfig.parse,
     parameter_table=parameter_table,
     ignored=ignored,
-    feed_forward=feed_forward,
+    feed_forward=dense_or_sparse,
     draft_head=_DRAFT_HEAD,
 )

@@ -14,7 +14,7 @@ from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
-from surestep_worker.configs.model_config import ModelConfig, resolve_dtype
+from surestep_worker.configs.model_config import LATENT_ATTENTION, ModelConfig, resolve_dtype
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
 from surestep_worker.layers.batch import StepBatch
@@ -120,6 +120,7 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
         block_size=block_size,
         window=source.config.sliding_window is not None,
         sinks=source.config.attention_sinks,
+        latent=LATENT_ATTENTION in source.config.layer_types,
     )
 
 
@@ -130,7 +131,8 @@ def _open_checkpoint(
     config, names = source.config, source.entries.keys()
     if options.draft_head and family.draft_head is None:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
-    if options.draft_head and not any(name.startswith(str(family.draft_head)) for name in names):
+    begins = str(family.draft_head).format(layers=config.num_layers)
+    if options.draft_head and not any(name.startswith(begins) for name in names):
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     checkpoint = CheckpointWeights(
         source.entries,

@@ -1,7 +1,8 @@
-"""The multi-token prediction head of Qwen3-Next and Qwen3.5 (DeepSeek-V3, 2024, section 2.2).
+"""The multi-token prediction head of DeepSeek-V3 (2024, section 2.2), GLM, Qwen3-Next and Qwen3.5.
 
 One decoder layer that predicts token i + 2 from the model's hidden state at i and token i + 1. It
-is used again on its own output for further tokens. Embedding and output head are the model's.
+is used again on its own output for further tokens. Embedding and output head are the model's, where
+the checkpoint has none for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer
-from surestep_worker.layers.embedding import Vocabulary
+from surestep_worker.layers.embedding import Embedding, OutputHead, Vocabulary
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_norm
 from surestep_worker.layers.residual import Residual
@@ -36,13 +37,19 @@ class MtpHead:
     def __init__(
         self, context: LayerContext[ModelConfig], layer: DecoderLayer, vocabulary: Vocabulary
     ) -> None:
-        self.width = context.config.hidden_size
-        self._vocabulary = vocabulary
+        config, weights = context.config, context.weights
+        self.width = config.hidden_size
+        self._embed, self._logits = vocabulary.embed, vocabulary.logits
+        if PREFIX + "embedding" in weights:
+            self._embed = Embedding(context, PREFIX + "embedding")
+        if PREFIX + "lm_head" in weights:
+            self._logits = OutputHead(context, config.vocab_size, name=PREFIX + "lm_head")
+        self._blind_at_first = config.mtp_blind_at_first
         self._layer = layer
         self._ops = context.kernels
         self._tp = context.shard.tp
-        self._eps = context.config.rms_norm_eps
-        self._fc = take_linear(context.weights, PREFIX + "fc", context.kernels)
+        self._eps = config.rms_norm_eps
+        self._fc = take_linear(weights, PREFIX + "fc", context.kernels)
         self._norm_embedding = take_norm(context, PREFIX + "norm_embedding")
         self._norm_hidden = take_norm(context, PREFIX + "norm_hidden")
         self._norm = take_norm(context, PREFIX + "norm")
@@ -54,8 +61,10 @@ class MtpHead:
     def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
         """Return normed hidden states [T, H] whose logits predict the token after the next."""
         ops = self._ops
-        next_embedding = self._vocabulary.embed(batch.token_ids)
+        next_embedding = self._embed(batch.token_ids)
         embedded = ops.rms_norm(next_embedding, self._norm_embedding, self._eps)
+        if self._blind_at_first:
+            embedded.masked_fill_((batch.positions == 0)[:, None], 0)
         seen = ops.rms_norm(hidden, self._norm_hidden, self._eps)
         joined = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
         residual = Residual(joined, ops, self._tp, self._eps)
@@ -63,5 +72,5 @@ class MtpHead:
         return self._layer(x, residual, self._norm, batch, caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits f32[N, V] of the model's own output head."""
-        return self._vocabulary.logits(hidden)
+        """Return logits f32[N, V] of tokens as the model knows them."""
+        return self._logits(hidden)
