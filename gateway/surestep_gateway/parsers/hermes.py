@@ -7,9 +7,17 @@ Qwen3, which write the name first. Arguments are passed on as the model writes t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
-from .tools import CLOSE, Malformed, MarkedToolParser, Steps, literal, nonspace, require
+from .tools import (
+    CLOSE,
+    Malformed,
+    MarkedToolParser,
+    Steps,
+    json_object,
+    literal,
+    nonspace,
+    require,
+)
 
 _LAYOUT = "} \t\r\n"  # between the arguments and the closing marker
 
@@ -33,13 +41,13 @@ class HermesToolParser(MarkedToolParser):
         require(char == "," and (yield from _key()) == "arguments")
         yield from literal("{")
         self._announce(name)
-        return (yield from _object(self._argue))
+        return (yield from json_object(self._argue))
 
     def _arguments_first(self) -> Steps[str]:
         """Return what was read too much."""
         yield from literal("{")
         arguments: list[str] = []
-        require((yield from _object(arguments.append)) == "")
+        require((yield from json_object(arguments.append)) == "")
         yield from literal(",")
         require((yield from _key()) == "name")
         self._announce((yield from _name()))
@@ -71,25 +79,3 @@ def _string() -> Steps[str]:
     except ValueError as error:
         raise Malformed from error
     return value
-
-
-def _object(take: Callable[[str], None]) -> Steps[str]:
-    """Pass on the characters of an object whose brace was read, up to the one that closes it.
-
-    Brackets are counted and nothing more is checked: clients may be able to repair a model's
-    mistake. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
-    """
-    take("{")
-    depth, in_string, escaped = 1, False, False
-    while depth:
-        char = yield
-        if in_string:
-            in_string = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char == "<":
-            return char
-        else:
-            in_string = char == '"'
-            depth += (char in "{[") - (char in "]}")
-        take(char)
-    return ""
