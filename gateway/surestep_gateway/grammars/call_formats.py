@@ -28,6 +28,7 @@ class CallFormat(NamedTuple):
     parameter: tuple[str, str] | None = None
     section: tuple[str, str] = ("", "")  # around all calls
     between: str = "\n"  # two calls
+    arguments: str = ""  # the key of arguments, where a call is one JSON object and nothing else
 
 
 _TOOL_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -44,6 +45,7 @@ _CODER = CallFormat(
 )
 FORMATS = {
     "hermes": CallFormat('<tool_call>\n{{"name": {json_name}, "arguments": ', "}}\n</tool_call>"),
+    "llama3_json": CallFormat("", "", arguments="parameters", between="; "),
     "qwen3_coder": _CODER,
     "qwen3_xml": _CODER,
     "glm45": CallFormat(
@@ -92,7 +94,9 @@ def call_rules(form: CallFormat, schemas: Schemas, special: Special) -> str:
     rules, bodies = [], []
     for number, (name, schema) in enumerate(schemas.items()):
         lead = written(begin, special, name=name, json_name=json.dumps(name, ensure_ascii=False))
-        if form.parameter is None:
+        if form.arguments:
+            body = inline(_object(name, form.arguments, schema))
+        elif form.parameter is None:
             body = f"{arguments(schema)} {written(form.end, special)}"
         elif schema is None:
             body = "call_rest"
@@ -111,17 +115,37 @@ def call_rules(form: CallFormat, schemas: Schemas, special: Special) -> str:
 
 
 def first_tag(form: CallFormat) -> str:
-    """Return the marker with which the calls of an output begin."""
-    return _TAG.split(form.section[0] or form.begin)[1]
+    """Return the marker with which the calls of an output begin; empty without one."""
+    return next(iter(_TAG.findall(form.section[0] or form.begin)), "")
 
 
 def arguments(schema: Json | None) -> str:
-    """Return the language of arguments as JSON: those that the function names, and no others unless
-    it says so.
+    """Return the language of arguments as JSON."""
+    return inline(_allowed(schema) | {"x-guidance": _STYLE})
+
+
+def _allowed(schema: Json | None) -> Json:
+    """Return the schema of arguments: those that the function names, and no others unless it says
+    so.
     """
-    return inline(
-        ({"type": "object"} if schema is None else closed(schema)) | {"x-guidance": _STYLE}
-    )
+    allowed: Json = {"type": "object"} if schema is None else closed(schema)
+    return allowed
+
+
+def _object(name: str, key: str, schema: Json | None) -> Json:
+    allowed = _allowed(schema)
+    return _definitions(allowed) | {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: allowed},
+        "required": ["name", key],
+        "additionalProperties": False,
+        "x-guidance": _STYLE,
+    }
+
+
+def _definitions(schema: Json) -> Json:
+    """Return the definitions of a schema, which its parts refer to from its root."""
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
 def _parameters(
@@ -154,8 +178,7 @@ def _values(schema: Any, whole: Json, end: str, special: Special) -> Iterator[tu
         texts = " | ".join(quoted(str(choice)) for choice in choices)
         yield True, f"({texts}) {written(end, special)}" if choices else "call_string"
     else:
-        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-        json_value = inline(shared | known | {"x-guidance": _STYLE})
+        json_value = inline(_definitions(whole) | known | {"x-guidance": _STYLE})
         yield False, f"{json_value} {written(end, special)}"
 
 

@@ -9,6 +9,8 @@ from surestep_gateway.parsers import HARMONY_CALLS
 from .call_formats import FORMATS, CallFormat, Schemas, arguments, call_rules, first_tag, written
 from .language import ANYTHING, Rules, Special, marker, quoted, up_to
 
+_NO_OBJECT = r"/(\s*[^\s{](?s:.*))?\s*/"  # a Lark expression
+
 
 class Tools(NamedTuple):
     """The functions that may be called."""
@@ -36,6 +38,9 @@ def text_with_calls(tool_format: str, tools: Tools, special: Special) -> Rules:
     """Return the language of any text whose calls are as their schemas have them."""
     form = FORMATS[tool_format]
     tag = first_tag(form)
+    if not tag:  # calls are the whole output, and no other text looks like them
+        whole = calls(tool_format, tools, special)
+        return Rules(f"({whole.expression}) | told", f"told: {_NO_OBJECT}\n{whole.rules}")
     behind = _behind_tag(form, special, several=True)
     told = f"told: {ANYTHING}\n{call_rules(form, tools.schemas, special)}"
     if special(tag):

@@ -1,15 +1,20 @@
 """Tool calls as JSON: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 The format of Hermes 2 Pro (NousResearch), which writes the arguments first, and of Qwen2.5 and
-Qwen3, which write the name first. Arguments are passed on as the model writes them.
+Qwen3, which write the name first. Arguments are passed on as the model writes them. Llama 3 writes
+the same object without markers, and calls the arguments parameters.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container
+from typing import ClassVar
 
+from .base import MAX_LAYOUT
 from .tools import (
     CLOSE,
+    SPACE,
     Malformed,
     MarkedToolParser,
     Steps,
@@ -19,6 +24,7 @@ from .tools import (
     require,
 )
 
+_PYTHON = "<|python_tag|>"
 _LAYOUT = "} \t\r\n"  # between the arguments and the closing marker
 
 
@@ -53,6 +59,46 @@ class HermesToolParser(MarkedToolParser):
         self._announce((yield from _name()))
         self._argue("".join(arguments))
         return ""
+
+
+class Llama3JsonToolParser(HermesToolParser):
+    """Calls begin the output, or follow `<|python_tag|>` or another call and `;`. JSON that names
+    none of the tools is content: it may be the answer.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = (_PYTHON,)
+    begins: ClassVar[tuple[str, ...]] = (_PYTHON,)
+
+    def __init__(self, tools: Container[str]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._begin("")
+
+    def _grammar(self) -> Steps[None]:
+        char = yield from self._first()
+        if char == ";" and self._after_call:
+            char = yield from self._first()
+        if (yield from literal(_PYTHON, "{", begin=char)) == _PYTHON:
+            yield from literal("{")
+        require((yield from _key()) == "name")
+        name = yield from _name()
+        require(name in self._tools)
+        yield from literal(",")
+        require((yield from _key()) in ("parameters", "arguments"))
+        yield from literal("{")
+        self._announce(name)
+        begin = yield from json_object(self._argue)
+        yield from self._skip_to("}", layout=SPACE, begin=begin)
+
+    def _first(self) -> Steps[str]:
+        """Return the next character that is no white space, of which there must be an end."""
+        while (char := (yield)).isspace():
+            require(len(self._call_text) < MAX_LAYOUT)
+        return char
+
+    def _end_call(self) -> None:
+        super()._end_call()
+        self._begin("")
 
 
 def _key() -> Steps[str]:

@@ -58,6 +58,13 @@ def _hermes(schemas: Schemas) -> Parser:
     return HermesToolParser()
 
 
+@TOOL_PARSERS.register("llama3_json")
+def _llama3_json(schemas: Schemas) -> Parser:
+    from .hermes import Llama3JsonToolParser
+
+    return Llama3JsonToolParser(schemas)
+
+
 @TOOL_PARSERS.register("qwen3_coder", "qwen3_xml")  # one format has two names in vLLM
 def _qwen3_coder(schemas: Schemas) -> Parser:
     from .qwen3_coder import Qwen3CoderToolParser

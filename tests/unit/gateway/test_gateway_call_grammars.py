@@ -65,8 +65,10 @@ class Written(NamedTuple):
         return self.section.format(self.between.join(calls))
 
 
+LLAMA = '{{"name": "{}", "parameters": {}}}'
 WRITTEN = {
     "hermes": Written(HERMES),
+    "llama3_json": Written(LLAMA, between="; "),
     "qwen3_coder": Written(CODER, CODER_CITY, CODER_CITY.replace("city", "days")),
     "glm45": Written(GLM45, GLM45_CITY, GLM45_CITY.replace("city", "days")),
     "glm47": Written(
@@ -122,7 +124,17 @@ def test_required_calls(oracle: Oracle, tools: str) -> None:
     assert contents_of(called) == []
 
 
-@pytest.mark.parametrize("tools", GOOD)
+def test_strict_tools_without_markers(oracle: Oracle) -> None:
+    """What begins as an object is a call; any other text is none, whatever is in it."""
+    asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
+    source = constraint(Wanted(None, asked), oracle.written("", None, "llama3_json")).source
+    good, book = GOOD["llama3_json"], LLAMA.format("book", '{"a": [1]}')
+    for text in ("no call", "", " \n", good, f"{good}; {book}", f"so {BAD['llama3_json'][0]}"):
+        assert oracle.accepts(source, text), text
+    assert [bad for bad in [*BAD["llama3_json"], '{"a": 1}'] if oracle.accepts(source, bad)] == []
+
+
+@pytest.mark.parametrize("tools", sorted(GOOD.keys() - {"llama3_json"}))
 def test_strict_tools_among_free_text(oracle: Oracle, tools: str) -> None:
     asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
     source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source

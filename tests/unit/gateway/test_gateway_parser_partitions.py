@@ -56,8 +56,17 @@ DSML = [
 MINIMAX = [
     piece.replace("｜DSML｜", "").replace("function_calls", "minimax:tool_call") for piece in DSML
 ]
+LLAMA = [
+    *("</think>", "\n", '{"na', 'me": "weather", "param', 'eters": {', '"city": "}"', "}}", ";"),
+    *(
+        ' {"name": "book", "arguments"',
+        ": {}} ",
+        '<|python_tag|>{"name": "book", "parameters": {}}',
+    ),
+]
 OUTPUTS = {
     "hermes": HERMES,
+    "llama3_json": LLAMA,
     "qwen3_coder": CODER,
     "glm45": GLM,
     "deepseek_v3": V3,
@@ -135,6 +144,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=30)
 MARKUP = dict.fromkeys(("hermes", "qwen3_coder"), TEXTS) | {
     tools: st.lists(st.one_of(FRAGMENTS, st.sampled_from(markup)), max_size=30)
     for tools, markup in {
+        "llama3_json": ("<|python_tag|>", '{"name": "weather", "parameters": {', "}}", ";"),
         "glm45": ("<arg_key>city", "<arg_key>days", "</arg_key>", "<arg_value>", "</arg_value>"),
         "deepseek_v3": (*SECTION, *ONE, "weather\n", "```json", "```", "function"),
         "deepseek_v31": (*SECTION, *ONE, "weather", '{"city": "'),
