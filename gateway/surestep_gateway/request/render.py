@@ -109,7 +109,8 @@ def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
     variables = {**(settings.default_chat_template_kwargs or {})}
     if (effort := body.reasoning_effort) is not None:
         variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
-        variables["enable_thinking"] = effort != "none"  # what most templates know of efforts
+        # What most templates know of efforts; DeepSeek's have the shorter name.
+        variables["enable_thinking"] = variables["thinking"] = effort != "none"
     if body.verbosity is not None:
         variables["verbosity"] = body.verbosity
     return variables | (body.chat_template_kwargs or {})
