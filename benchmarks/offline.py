@@ -32,7 +32,7 @@ from typing import Any
 import grpc
 import machine
 import uvloop
-from launch import launched
+from launch import Start, launched
 from surestep_common import access
 from surestep_common.access import PeerSettings
 from surestep_common.config import ENV_PREFIX
@@ -154,10 +154,10 @@ async def measure(
 
 async def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds, with drafts as the server is configured."""
-    async with engine(args) as (stub, start_s):
+    async with engine(args) as (stub, start):
         limit = max(args.concurrency)
         rounds = [await measure(stub, args, seed, limit, None) for seed in range(args.rounds)]
-    return {"start_s": start_s, **_medians(rounds)}
+    return {"start_s": start and start.start_s, **_medians(rounds)}
 
 
 async def speculation(args: argparse.Namespace) -> dict[str, Any]:
@@ -166,7 +166,7 @@ async def speculation(args: argparse.Namespace) -> dict[str, Any]:
     A speed-up is the median over the rounds of a ratio within one round.
     """
     arms: list[int | None] = args.num_drafts or [None]
-    async with engine(args) as (stub, start_s):
+    async with engine(args) as (stub, start):
         await measure(stub, args, args.rounds, max(args.concurrency), None)  # warms everything up
         results = {}
         for concurrency in args.concurrency:
@@ -175,7 +175,7 @@ async def speculation(args: argparse.Namespace) -> dict[str, Any]:
                 for arm, done in rounds.items():
                     done.append(await measure(stub, args, seed, concurrency, arm))
             results[concurrency] = _compared(rounds)
-    return {"start_s": start_s, "concurrency": results}
+    return {"start_s": start and start.start_s, "concurrency": results}
 
 
 def _compared(rounds: dict[int | None, list[Round]]) -> dict[str, Any]:
@@ -212,19 +212,19 @@ async def steps(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def startup(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds from launch to first token, once per round; the first may find cold caches."""
-    seconds = []
+    """What starts took, once per round; the first may find cold caches."""
+    starts = []
     for _ in range(args.rounds):
-        async with engine(args) as (_, start_s):
-            seconds.append(start_s)
-    return {"start_s": seconds}
+        async with engine(args) as (_, start):
+            starts.append(start)
+    return {name: [getattr(s, name) for s in starts] for name in Start._fields}
 
 
 @contextlib.asynccontextmanager
 async def engine(
     args: argparse.Namespace,
-) -> AsyncIterator[tuple[scheduler_pb2_grpc.SchedulerStub, float | None]]:
-    """The scheduler, launched if asked, and the seconds its first token took if so."""
+) -> AsyncIterator[tuple[scheduler_pb2_grpc.SchedulerStub, Start | None]]:
+    """The scheduler, launched if asked, and what that took until its first token if so."""
     async with contextlib.AsyncExitStack() as stack:
         server = None
         if args.launch is not None:  # before the channel: gRPC and fork do not like each other
@@ -241,7 +241,7 @@ async def engine(
             except grpc.aio.AioRpcError:
                 return False
 
-        yield stub, await server.first_token(probe, args.timeout) if server else None
+        yield stub, await server.start(probe, args.timeout) if server else None
 
 
 def _medians(rounds: list[Round]) -> dict[str, float]:

@@ -17,12 +17,13 @@ class Registry(Generic[T]):
         self._kind = kind
         self._factories: dict[str, Callable[..., T]] = {}
 
-    def register(self, name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    def register(self, *names: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Decorator. Registering a name twice is a bug."""
 
         def add(factory: Callable[..., T]) -> Callable[..., T]:
-            assert name not in self._factories, f"{self._kind} {name} registered twice"
-            self._factories[name] = factory
+            for name in names:
+                assert name not in self._factories, f"{self._kind} {name} registered twice"
+                self._factories[name] = factory
             return factory
 
         return add

@@ -22,7 +22,7 @@ from surestep_gateway.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.timeout(120)
 
 USER: Any = {"role": "user", "content": "weather in Oslo and Rome?"}
-FLAGS = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser")
+REASONING = {"glm47": "glm47", "deepseek_v31": "deepseek_v3"}  # qwen3's with the others
 HERMES_CALL = (
     '<tool_call>\n{{"name": "Weather", "arguments": {{"city": "{}", "days": 2}}}}\n</tool_call>'
 )
@@ -30,6 +30,24 @@ CODER_CALL = (
     "<tool_call>\n<function=Weather>\n<parameter=city>\n{}\n</parameter>\n"
     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
 )
+# As an output has calls for Oslo and Rome, and as a later prompt does.
+BOTH = {
+    "hermes": f"{HERMES_CALL.format('Oslo')}\n{HERMES_CALL.format('Rome')}",
+    "qwen3_coder": f"{CODER_CALL.format('Oslo')}\n{CODER_CALL.format('Rome')}",
+    "glm47": "".join(
+        f"<tool_call>Weather<arg_key>city</arg_key><arg_value>{city}</arg_value>"
+        "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>"
+        for city in ("Oslo", "Rome")
+    ),
+    "deepseek_v31": "<｜tool▁calls▁begin｜>"
+    + "".join(
+        f'<｜tool▁call▁begin｜>Weather<｜tool▁sep｜>{{"city": "{city}", "days": 2}}<｜tool▁call▁end｜>'
+        for city in ("Oslo", "Rome")
+    )
+    + "<｜tool▁calls▁end｜>",
+}
+LATER = '[Weather city="Oslo" days=2][Weather city="Rome" days=2]<|im_end|>'
+JOINED = '[Weather {"city": "Oslo", "days": 2}][Weather {"city": "Rome", "days": 2}]<|im_end|>'
 
 
 class Weather(BaseModel):
@@ -45,12 +63,16 @@ TOOLS: Any = [openai.pydantic_function_tool(Weather)]
 @asynccontextmanager
 async def served(folder: Path, parser: str) -> AsyncIterator[tuple[FakeScheduler, AsyncOpenAI]]:
     """Scheduler and client of a gateway process."""
-    tiny_tokenizer.save(folder, "<think>", "</think>", template=tiny_tokenizer.THINKING_TEMPLATE)
+    joining = parser.startswith("deepseek")
+    template = tiny_tokenizer.JOINING_TEMPLATE if joining else tiny_tokenizer.THINKING_TEMPLATE
+    tiny_tokenizer.save(folder, "<think>", "</think>", template=template)
+    reasoning = REASONING.get(parser, "qwen3")
+    flags = ("--reasoning-parser", reasoning, "--enable-auto-tool-choice", "--tool-call-parser")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with (
         running() as scheduler,
-        gateway(folder, port, scheduler.port, *FLAGS, parser) as process,
+        gateway(folder, port, scheduler.port, *flags, parser) as process,
         httpx.AsyncClient(base_url=url) as probe,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
     ):
@@ -58,11 +80,11 @@ async def served(folder: Path, parser: str) -> AsyncIterator[tuple[FakeScheduler
         yield scheduler, client
 
 
-@pytest.mark.parametrize(("parser", "call"), [("hermes", HERMES_CALL), ("qwen3_coder", CODER_CALL)])
-@pytest.mark.parametrize("chunk", [1, 6])
-async def test_a_conversation_with_tools(
-    tmp_path: Path, parser: str, call: str, chunk: int
-) -> None:
+@pytest.mark.parametrize(
+    ("parser", "chunk"),
+    [*((parser, 6) for parser in BOTH), ("hermes", 1), ("qwen3_coder", 1)],
+)
+async def test_a_conversation_with_tools(tmp_path: Path, parser: str, chunk: int) -> None:
     async with served(tmp_path / "tiny", parser) as (scheduler, client):
         tokenizer = Tokenizer.load(tmp_path / "tiny")
 
@@ -70,7 +92,7 @@ async def test_a_conversation_with_tools(
             ids = tokenizer.encode_now(text, add_special_tokens=False)
             scheduler.script = replay([*ids, EOS_ID], chunk=chunk)
 
-        answer(f"Two cities.\n</think>\n\n{call.format('Oslo')}\n{call.format('Rome')}")
+        answer(f"Two cities.\n</think>\n\n{BOTH[parser]}")
         asked: Any = {"model": "tiny", "messages": [USER], "tools": TOOLS}
         whole = await client.chat.completions.create(**asked, tool_choice="auto")
         message = whole.choices[0].message
@@ -103,15 +125,16 @@ async def test_a_conversation_with_tools(
         assert final.choices[0].message.content == "Oslo 3, Rome 20."
         assert final.choices[0].finish_reason == "stop"
         prompt = tokenizer.decode(scheduler.requests[-1].prompt_ids, skip_special_tokens=False)
-        assert '[Weather city="Oslo" days=2][Weather city="Rome" days=2]<|im_end|>' in prompt
+        assert (JOINED if parser.startswith("deepseek") else LATER) in prompt
         assert prompt.count("<|im_start|>tool\n3<|im_end|>") == 2
 
 
-async def test_forced_calls_are_constrained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parser", ["hermes", "deepseek_v31"])
+async def test_forced_calls_are_constrained(tmp_path: Path, parser: str) -> None:
     """A grammar goes to the scheduler, and begins behind the reasoning that the prompt begins."""
-    async with served(tmp_path / "tiny", "hermes") as (scheduler, client):
+    async with served(tmp_path / "tiny", parser) as (scheduler, client):
         tokenizer = Tokenizer.load(tmp_path / "tiny")
-        text = f"so</think>\n{HERMES_CALL.format('Oslo')}"
+        text = f"so</think>\n{BOTH[parser]}"
         ids = tokenizer.encode_now(text, add_special_tokens=False)
         scheduler.script = replay([*ids, EOS_ID], chunk=3)
         choices: list[Any] = ["required", {"type": "function", "function": {"name": "Weather"}}]

@@ -138,3 +138,4 @@ async def test_offline_startup_times_every_launch(free_port: int) -> None:
     figures = await offline.startup(args)
     assert len(figures["start_s"]) == 2
     assert min(figures["start_s"]) > 0
+    assert all(min(cpu_s.values()) > 0 for cpu_s in figures["cpu_s"])

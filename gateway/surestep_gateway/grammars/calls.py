@@ -1,20 +1,15 @@
-"""Languages of tool calls, in the formats of the parsers that read them."""
+"""Languages of tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from surestep_gateway.parsers import HARMONY_CALLS
 
-from .language import ANYTHING, Json, Rules, Special, inline, marker, quoted
-from .structured import closed
+from .call_formats import FORMATS, CallFormat, Schemas, arguments, call_rules, first_tag, written
+from .language import ANYTHING, Rules, Special, marker, quoted, up_to
 
-Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
-
-# As models were taught to write calls; what is certain is then certain to the token.
-_STYLE: Json = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_NO_OBJECT = r"/(\s*[^\s{](?s:.*))?\s*/"  # a Lark expression
 
 
 class Tools(NamedTuple):
@@ -28,96 +23,44 @@ class Tools(NamedTuple):
 
 def calls(tool_format: str, tools: Tools, special: Special) -> Rules:
     """Return the language of one call or several, and nothing else."""
-    one = _call(tool_format, tools.schemas, marker(_OPEN, special), marker(_CLOSE, special))
-    if not tools.parallel or tool_format == HARMONY_CALLS:
-        return one
-    return Rules('call ("\\n" call)*', one.rules)
+    if tool_format == HARMONY_CALLS:
+        return Rules("call", _harmony(tools.schemas))
+    form = FORMATS[tool_format]
+    begin = marker(first_tag(form), special)
+    rules = call_rules(form, tools.schemas, special)
+    expression = f"{begin} {_behind_tag(form, special, several=tools.parallel)}"
+    if tools.parallel and not form.section[0]:
+        expression += f" ({quoted(form.between)} {begin} call)*"
+    return Rules(expression, rules)
 
 
 def text_with_calls(tool_format: str, tools: Tools, special: Special) -> Rules:
     """Return the language of any text whose calls are as their schemas have them."""
-    close = marker(_CLOSE, special)
-    if special(_OPEN):
-        one = _call(tool_format, tools.schemas, _OPEN, close)
-        return Rules("told (call told)*", f"told: {ANYTHING}\n{one.rules}")
-    one = _call(tool_format, tools.schemas, '""', close)
-    told = f"told: {ANYTHING}\ntold_open[lazy]: /(?s:.*){_OPEN}/\n"
-    return Rules("(told_open call)* told", told + one.rules)
+    form = FORMATS[tool_format]
+    tag = first_tag(form)
+    if not tag:  # calls are the whole output, and no other text looks like them
+        whole = calls(tool_format, tools, special)
+        return Rules(f"({whole.expression}) | told", f"told: {_NO_OBJECT}\n{whole.rules}")
+    behind = _behind_tag(form, special, several=True)
+    told = f"told: {ANYTHING}\n{call_rules(form, tools.schemas, special)}"
+    if special(tag):
+        return Rules(f"told ({tag} {behind} told)*", told)
+    return Rules(f"(told_open {behind})* told", f"told_open[lazy]: {up_to(tag)}\n{told}")
 
 
-def _call(tool_format: str, schemas: Schemas, begin: str, end: str) -> Rules:
-    """Return the language of one call between two Lark expressions; its rule is `call`."""
-    if tool_format == HARMONY_CALLS:
-        return Rules("call", _harmony(schemas))
-    body = _hermes(schemas) if tool_format == "hermes" else _qwen3_coder(schemas)
-    return Rules("call", f'call: {begin} "\\n" call_body "\\n" {end}\n{body}')
-
-
-def _hermes(schemas: Schemas) -> str:
-    bodies = []
-    for name, schema in schemas.items():
-        arguments = _arguments(schema)
-        whole = {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-            "x-guidance": _STYLE,
-        }
-        bodies.append(inline(whole | _definitions(arguments)))
-    return f"call_body: {' | '.join(bodies)}\n"
-
-
-def _arguments(schema: Json | None) -> Json:
-    """Return the schema of a call's arguments: those that the function names, and no others unless
-    it says so."""
-    return {"type": "object"} if schema is None else closed(schema)
+def _behind_tag(form: CallFormat, special: Special, *, several: bool) -> str:
+    """Return what follows the first marker, up to the end of a section or, without one, a call."""
+    begin, end = form.section
+    if not begin:
+        return "call"
+    more = f" ({quoted(form.between)} call)*" if several else ""
+    behind = written(begin.removeprefix(first_tag(form)), special)
+    return f"{behind} call{more} {written(end, special)}"
 
 
 def _harmony(schemas: Schemas) -> str:
     messages = []
     for name, schema in schemas.items():
-        arguments = inline(_arguments(schema) | {"x-guidance": _STYLE})
         recipient = quoted(f"commentary to=functions.{name} ")
-        messages.append(f'{recipient} <|constrain|> "json" <|message|> {arguments}')
+        messages.append(f'{recipient} <|constrain|> "json" <|message|> {arguments(schema)}')
     return f"call: <|channel|> ({' | '.join(messages)})\n"
-
-
-def _qwen3_coder(schemas: Schemas) -> str:
-    rules, bodies = [], []
-    for number, (name, schema) in enumerate(schemas.items()):
-        begin = quoted(f"<function={name}>\n")
-        if schema is None:
-            bodies.append(f"{begin} call_rest")
-            continue
-        parameters = []
-        for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
-            rule = f"call_{number}_{place}"
-            begun = quoted(f"<parameter={key}>\n")
-            rules.append(f"{rule}: {begun} {_value(value, schema)}\n")
-            parameters.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
-        bodies.append(" ".join([begin, *parameters, quoted("</function>")]))
-    return (
-        f"call_body: {' | '.join(bodies)}\n"
-        + "".join(rules)
-        + "call_rest[lazy]: /(?s:.*)<\\/function>/\n"
-        + "call_string[lazy]: /(?s:.*)\\n<\\/parameter>\\n/\n"
-    )
-
-
-def _value(schema: Any, whole: Json) -> str:
-    """Return the language of a value and its end; strings are written as they are."""
-    known: Json = schema if isinstance(schema, dict) else {}
-    end = "\n</parameter>\n"
-    if known.get("type") != "string":
-        value = inline(_definitions(whole) | known | {"x-guidance": _STYLE})
-        return f"{value} {quoted(end)}"
-    choices = known.get("enum")
-    if not choices:
-        return "call_string"
-    return f"({' | '.join(quoted(str(choice) + end) for choice in choices)})"
-
-
-def _definitions(schema: Json) -> Json:
-    """Return the definitions of a schema, which its parts refer to from its root."""
-    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}

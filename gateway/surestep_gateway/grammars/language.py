@@ -82,6 +82,16 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def up_to(end: str) -> str:
+    """Return any text up to `end` as a Lark expression, for a rule that is lazy."""
+    return f"/(?s:.*){pattern(end)}/"
+
+
+def pattern(text: str) -> str:
+    """Return a marker within a regular expression of Lark."""
+    return text.replace("/", "\\/").replace("\n", "\\n")
+
+
 def inline(schema: Json) -> str:
     """Return a JSON schema as a Lark expression."""
     return "%json " + json.dumps(schema, ensure_ascii=False)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import ANYTHING, Language, Rules, Special, checked, marker, source_of
+from .language import ANYTHING, Language, Rules, Special, checked, marker, pattern, source_of, up_to
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
@@ -54,12 +54,13 @@ def constraint(wanted: Wanted, written: Format) -> Constraint:
     else:
         rules = _plain(wanted, written)
         parser = written.parser
-        if parser is not None and parser.reasoning and written.special(_CLOSE):
+        barred = parser.also_ends if parser is not None and wanted.tools is not None else ()
+        if parser is not None and parser.reasoning and written.special(_CLOSE) and not barred:
             # Free text costs nothing where no grammar follows it.
             begins_after = _CLOSE
             rules = Rules(f"{_GAP} ({rules.expression})", rules.rules)
         elif parser is not None and parser.may_reason:
-            rules = _behind_thought(rules, parser, written.special)
+            rules = _behind_thought(rules, parser, barred, written.special)
     bodies = {"body": wanted.content} if "@body" in rules.expression + rules.rules else {}
     source = source_of(rules, {name: body for name, body in bodies.items() if body is not None})
     return Constraint(checked(source, wanted.field), begins_after)
@@ -78,13 +79,20 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
     return text_with_calls(written.tools, tools, written.special)
 
 
-def _behind_thought(content: Rules, parser: ReasoningParser, special: Special) -> Rules:
-    """Return the language of content with reasoning in front, where that may still come."""
+def _behind_thought(
+    content: Rules, parser: ReasoningParser, barred: tuple[str, ...], special: Special
+) -> Rules:
+    """Return the language of content with reasoning in front, where that may still come.
+
+    The reasoning has none of the `barred` markers, which would begin a call in the middle of it.
+    """
+    without = "".join(f" & ~/(?s:.*){pattern(one)}(?s:.*)/" for one in barred if not special(one))
     if special(_CLOSE):
-        thought = f"thought: {ANYTHING} {_CLOSE} {_GAP}\n"
+        thought = f"thought: THOUGHT {_CLOSE} {_GAP}\nTHOUGHT: {ANYTHING}{without}\n"
     else:
-        thought = f"thought: thought_text {_GAP}\nthought_text[lazy]: /(?s:.*)<\\/think>/\n"
-    lead = "thought" if parser.reasoning else f"({marker(_OPEN, special)} thought)?"
+        thought = f"thought: thought_text {_GAP}\n"
+        thought += f"thought_text[lazy]: {up_to(_CLOSE)}{without}\n"
+    lead = "thought" if parser.reasoning else f"(/\\n?/ {marker(_OPEN, special)} thought)?"
     return Rules(f"{lead} ({content.expression})", thought + content.rules)
 
 

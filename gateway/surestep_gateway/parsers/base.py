@@ -32,6 +32,8 @@ class Parser(Protocol):
 class ReasoningParser(Parser, Protocol):
     """Separates reasoning from content. A tool parser reads the content."""
 
+    also_ends: tuple[str, ...]  # markers of content that end reasoning, besides its own
+
     @property
     def reasoning(self) -> bool:
         """Whether the text that comes next is reasoning."""
@@ -59,6 +61,7 @@ class PlainText:
     """Treats all text as content."""
 
     markers: ClassVar[tuple[str, ...]] = ()
+    also_ends: tuple[str, ...] = ()
     reasoning = False
     may_reason = False
 

@@ -33,6 +33,7 @@ class HarmonyParser:
     """Parses the reasoning, the content and the calls of one output."""
 
     markers: ClassVar[tuple[str, ...]] = ()
+    also_ends: tuple[str, ...] = ()
     ends_output: ClassVar[tuple[str, ...]] = _ENDS[1:]
     structure: ClassVar[tuple[str, ...]] = (START, CHANNEL, CONSTRAIN, _MESSAGE, *_ENDS)
 

@@ -1,16 +1,30 @@
 """Tool calls as JSON: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 The format of Hermes 2 Pro (NousResearch), which writes the arguments first, and of Qwen2.5 and
-Qwen3, which write the name first. Arguments are passed on as the model writes them.
+Qwen3, which write the name first. Arguments are passed on as the model writes them. Llama 3 writes
+the same object without markers, and calls the arguments parameters.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Container
+from typing import ClassVar
 
-from .tools import CLOSE, Malformed, MarkedToolParser, Steps, literal, nonspace, require
+from .base import MAX_LAYOUT
+from .tools import (
+    CLOSE,
+    SPACE,
+    Malformed,
+    MarkedToolParser,
+    Steps,
+    json_object,
+    literal,
+    nonspace,
+    require,
+)
 
+_PYTHON = "<|python_tag|>"
 _LAYOUT = "} \t\r\n"  # between the arguments and the closing marker
 
 
@@ -33,18 +47,58 @@ class HermesToolParser(MarkedToolParser):
         require(char == "," and (yield from _key()) == "arguments")
         yield from literal("{")
         self._announce(name)
-        return (yield from _object(self._argue))
+        return (yield from json_object(self._argue))
 
     def _arguments_first(self) -> Steps[str]:
         """Return what was read too much."""
         yield from literal("{")
         arguments: list[str] = []
-        require((yield from _object(arguments.append)) == "")
+        require((yield from json_object(arguments.append)) == "")
         yield from literal(",")
         require((yield from _key()) == "name")
         self._announce((yield from _name()))
         self._argue("".join(arguments))
         return ""
+
+
+class Llama3JsonToolParser(HermesToolParser):
+    """Calls begin the output, or follow `<|python_tag|>` or another call and `;`. JSON that names
+    none of the tools is content: it may be the answer.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = (_PYTHON,)
+    begins: ClassVar[tuple[str, ...]] = (_PYTHON,)
+
+    def __init__(self, tools: Container[str]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._begin("")
+
+    def _grammar(self) -> Steps[None]:
+        char = yield from self._first()
+        if char == ";" and self._after_call:
+            char = yield from self._first()
+        if (yield from literal(_PYTHON, "{", begin=char)) == _PYTHON:
+            yield from literal("{")
+        require((yield from _key()) == "name")
+        name = yield from _name()
+        require(name in self._tools)
+        yield from literal(",")
+        require((yield from _key()) in ("parameters", "arguments"))
+        yield from literal("{")
+        self._announce(name)
+        begin = yield from json_object(self._argue)
+        yield from self._skip_to("}", layout=SPACE, begin=begin)
+
+    def _first(self) -> Steps[str]:
+        """Return the next character that is no white space, of which there must be an end."""
+        while (char := (yield)).isspace():
+            require(len(self._call_text) < MAX_LAYOUT)
+        return char
+
+    def _end_call(self) -> None:
+        super()._end_call()
+        self._begin("")
 
 
 def _key() -> Steps[str]:
@@ -71,25 +125,3 @@ def _string() -> Steps[str]:
     except ValueError as error:
         raise Malformed from error
     return value
-
-
-def _object(take: Callable[[str], None]) -> Steps[str]:
-    """Pass on the characters of an object whose brace was read, up to the one that closes it.
-
-    Brackets are counted and nothing more is checked: clients may be able to repair a model's
-    mistake. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
-    """
-    take("{")
-    depth, in_string, escaped = 1, False, False
-    while depth:
-        char = yield
-        if in_string:
-            in_string = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char == "<":
-            return char
-        else:
-            in_string = char == '"'
-            depth += (char in "{[") - (char in "]}")
-        take(char)
-    return ""

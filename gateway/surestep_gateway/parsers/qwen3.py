@@ -1,4 +1,4 @@
-"""Reasoning of the Qwen3 family: `<think>`, newline, reasoning, newline, `</think>`, content.
+"""Reasoning between `<think>` and `</think>`, as Qwen3, DeepSeek, GLM and others write it.
 
 Qwen3 writes `<think>` itself. The templates of its successors put it into the prompt, so that the
 output begins inside the reasoning; with `enable_thinking` off they put an empty pair there, so that
@@ -15,7 +15,7 @@ from .base import MAX_LAYOUT
 from .events import Content, Event, Reasoning
 from .stop_strings import MarkerScanner
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN, CLOSE_THOUGHT = "<think>", "</think>"
 
 
 class _State(Enum):
@@ -24,20 +24,28 @@ class _State(Enum):
     CONTENT = auto()
 
 
-class Qwen3ReasoningParser:
+class ThoughtParser:
     """Starts in the state in which `prompt` ends."""
 
-    markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
+    markers: ClassVar[tuple[str, ...]] = (_OPEN, CLOSE_THOUGHT)
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(
+        self, prompt: str, *, also_ends: tuple[str, ...] = (), reasons: bool = False
+    ) -> None:
+        """`also_ends` are markers that end reasoning and begin content. With `reasons`, what
+        begins without `<think>` is reasoning.
+        """
+        self.also_ends = also_ends
+        self._unmarked = _State.REASONING if reasons else _State.CONTENT
         self._state = _initial(prompt)
-        self._scanner = MarkerScanner(_CLOSE)
+        self._scanner = MarkerScanner(CLOSE_THOUGHT, *also_ends)
         self._held = ""  # at the start: possibly `<think>`; in the reasoning: newlines
         self._skip_newlines = self._state is not _State.START
 
     @property
     def reasoning(self) -> bool:
-        return self._state is _State.REASONING
+        begun = self._unmarked if self._state is _State.START else self._state
+        return begun is _State.REASONING
 
     @property
     def may_reason(self) -> bool:
@@ -68,8 +76,11 @@ class Qwen3ReasoningParser:
             self._state = _State.REASONING
             return self._push_reasoning(begin[len(_OPEN) :])
         held, self._held = self._held, ""
-        self._state = _State.CONTENT
-        return self._push_content(held)
+        self._state = self._unmarked
+        if self._state is _State.CONTENT:
+            return self._push_content(held)
+        self._skip_newlines = True
+        return self._push_reasoning(held)
 
     def _push_reasoning(self, text: str) -> list[Event]:
         found = self._scanner.push(text)
@@ -80,7 +91,8 @@ class Qwen3ReasoningParser:
         if found.marker is not None:
             self._held, self._skip_newlines = "", True
             self._state = _State.CONTENT
-            events += self._push_content(found.after)
+            begins = found.marker if found.marker in self.also_ends else ""
+            events += self._push_content(begins + found.after)
         return events
 
     def _push_content(self, text: str) -> list[Event]:
@@ -98,4 +110,4 @@ def _initial(prompt: str) -> _State:
     end = prompt.rstrip()
     if end.endswith(_OPEN):
         return _State.REASONING
-    return _State.CONTENT if end.endswith(_CLOSE) else _State.START
+    return _State.CONTENT if end.endswith(CLOSE_THOUGHT) else _State.START

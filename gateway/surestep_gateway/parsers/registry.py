@@ -9,7 +9,7 @@ from surestep_common.registry import Registry
 from .base import Parser, ReasoningParser
 
 if TYPE_CHECKING:
-    from .qwen3_coder import Schemas
+    from .tools import Schemas
 
 # Made of the prompt and the Schemas of the tools that may be called.
 REASONING_PARSERS: Registry[ReasoningParser] = Registry("reasoning parser")
@@ -30,11 +30,25 @@ def _harmony_calls(schemas: Schemas) -> None:
     return None
 
 
-@REASONING_PARSERS.register("qwen3")
-def _qwen3(prompt: str, schemas: Schemas) -> ReasoningParser:
-    from .qwen3 import Qwen3ReasoningParser
+@REASONING_PARSERS.register("qwen3", "deepseek_v3")
+def _thought(prompt: str, schemas: Schemas) -> ReasoningParser:
+    from .qwen3 import ThoughtParser
 
-    return Qwen3ReasoningParser(prompt)
+    return ThoughtParser(prompt)
+
+
+@REASONING_PARSERS.register("deepseek_r1", "minimax_m2")
+def _always_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
+    from .qwen3 import ThoughtParser
+
+    return ThoughtParser(prompt, reasons=True)
+
+
+@REASONING_PARSERS.register("glm45", "glm47")
+def _glm(prompt: str, schemas: Schemas) -> ReasoningParser:
+    from .glm import GlmReasoningParser
+
+    return GlmReasoningParser(prompt, schemas)
 
 
 @TOOL_PARSERS.register("hermes")
@@ -44,8 +58,50 @@ def _hermes(schemas: Schemas) -> Parser:
     return HermesToolParser()
 
 
-@TOOL_PARSERS.register("qwen3_coder")
+@TOOL_PARSERS.register("llama3_json")
+def _llama3_json(schemas: Schemas) -> Parser:
+    from .hermes import Llama3JsonToolParser
+
+    return Llama3JsonToolParser(schemas)
+
+
+@TOOL_PARSERS.register("qwen3_coder", "qwen3_xml")  # one format has two names in vLLM
 def _qwen3_coder(schemas: Schemas) -> Parser:
     from .qwen3_coder import Qwen3CoderToolParser
 
     return Qwen3CoderToolParser(schemas)
+
+
+@TOOL_PARSERS.register("glm45", "glm47")
+def _glm_calls(schemas: Schemas) -> Parser:
+    from .glm import GlmToolParser
+
+    return GlmToolParser(schemas)
+
+
+@TOOL_PARSERS.register("deepseek_v3")
+def _deepseek_v3(schemas: Schemas) -> Parser:
+    from .sections import DeepSeekV3ToolParser
+
+    return DeepSeekV3ToolParser()
+
+
+@TOOL_PARSERS.register("deepseek_v31")
+def _deepseek_v31(schemas: Schemas) -> Parser:
+    from .sections import DeepSeekV31ToolParser
+
+    return DeepSeekV31ToolParser()
+
+
+@TOOL_PARSERS.register("deepseek_v32")
+def _deepseek_v32(schemas: Schemas) -> Parser:
+    from .sections import DeepSeekV32ToolParser
+
+    return DeepSeekV32ToolParser(schemas)
+
+
+@TOOL_PARSERS.register("minimax_m2")
+def _minimax_m2(schemas: Schemas) -> Parser:
+    from .sections import MiniMaxM2ToolParser
+
+    return MiniMaxM2ToolParser(schemas)

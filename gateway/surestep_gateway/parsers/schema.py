@@ -10,6 +10,8 @@ _MOST_ALTERNATIVES = 1000  # that are looked at: schemas come with the request
 _DEEPEST = 100
 
 Types = frozenset[str]  # names of JSON Schema's types; empty = anything
+# Of a value that is known to be JSON, where strings are quoted.
+ANY_JSON = Types({"array", "boolean", "integer", "null", "number", "object", "quoted"})
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print them so
 
@@ -65,8 +67,10 @@ def json_text(text: str, types: Types) -> str:
     try:
         value = json.loads(candidate, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        value = text
-    if not isinstance(value, str) and _types_of(value) & types:
+        return json.dumps(text, ensure_ascii=False)
+    if isinstance(value, str):
+        return candidate if "quoted" in types else json.dumps(text, ensure_ascii=False)
+    if _types_of(value) & types:
         return candidate
     return json.dumps(text, ensure_ascii=False)
 

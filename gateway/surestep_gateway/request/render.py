@@ -67,8 +67,13 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
         tools = harmony_tools(tools)
     messages = [_template_message(body, index) for index in range(len(body.messages))]
     if _takes_parts(processor, body, with_tools=tools is not None):
+        takes_text = processor.template.takes_text(
+            tools=tools is not None, source=body.chat_template
+        )
         for index, message in enumerate(messages):
-            message["content"] = _parts(body.messages[index], index)
+            # Of results GLM's templates take lists for something else.
+            if message["role"] != "tool" or not takes_text:
+                message["content"] = _parts(body.messages[index], index)
     elif harmony:
         messages = harmony_messages(messages)
         processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
@@ -104,7 +109,8 @@ def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
     variables = {**(settings.default_chat_template_kwargs or {})}
     if (effort := body.reasoning_effort) is not None:
         variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
-        variables["enable_thinking"] = effort != "none"  # what most templates know of efforts
+        # What most templates know of efforts; DeepSeek's have the shorter name.
+        variables["enable_thinking"] = variables["thinking"] = effort != "none"
     if body.verbosity is not None:
         variables["verbosity"] = body.verbosity
     return variables | (body.chat_template_kwargs or {})

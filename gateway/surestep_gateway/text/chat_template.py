@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from surestep_common.errors import InvalidRequest
 # Private use characters mean nothing to templates. The space shows whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
 _HARMONY_MARK = "<|channel|>"
+_TESTS_FOR_TEXT = re.compile(r"content['\"]?\]? is string")
+_ASKS_FOR_NONE = re.compile(r"content['\"]?\]? is none")
 _MESSAGE_CHARS = 1000  # a template may complain with all it was given
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -63,10 +66,16 @@ class ChatTemplate:
         """
         return self._parts[tools] if source is None else self._goes_through_parts(source)
 
+    def takes_text(self, *, tools: bool, source: str | None = None) -> bool:
+        """Return whether a template asks if a content is text, so that text is always taken."""
+        return bool(_TESTS_FOR_TEXT.search(self._chosen(tools=tools, source=source)))
+
     def writes_harmony(self, *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template writes the format of gpt-oss."""
-        chosen = source or (tools and self.definition[2]) or self.definition[0] or ""
-        return _HARMONY_MARK in chosen
+        return _HARMONY_MARK in self._chosen(tools=tools, source=source)
+
+    def _chosen(self, *, tools: bool, source: str | None) -> str:
+        return source or (tools and self.definition[2]) or self.definition[0] or ""
 
     def _goes_through_parts(self, source: str | None) -> bool:
         if source is None:
@@ -106,7 +115,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
             )
-        chat = [dict(message) for message in messages]
+        asks_for_none = _ASKS_FOR_NONE.search(self._chosen(tools=bool(tools), source=source))
+        chat = [_shown(message, none=asks_for_none is not None) for message in messages]
         if continue_final_message:
             _mark_end(chat)
         try:
@@ -119,6 +129,32 @@ class ChatTemplate:
         except Exception as error:  # templates fail in any way a program can
             raise _complaint(error, "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a call: an object, or its JSON for templates that put calls together."""
+
+    def __radd__(self, text: str) -> str:
+        return text + _tojson(self)
+
+
+def _shown(message: Mapping[str, Any], *, none: bool) -> dict[str, Any]:
+    """Return a message as templates are written for: with `none` there is no content, instead of an
+    empty one, beside calls.
+    """
+    shown = dict(message)
+    if calls := shown.get("tool_calls"):
+        shown["tool_calls"] = [_with_arguments(call) for call in calls]
+        if none and not shown.get("content"):
+            shown["content"] = None
+    return shown
+
+
+def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
 
 
 def _complaint(error: Exception, param: str) -> InvalidRequest:

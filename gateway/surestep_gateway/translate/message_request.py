@@ -182,8 +182,9 @@ def _format(body: MessagesBody) -> Json | None:
 
 
 def _variables(body: MessagesBody) -> Json | None:
-    """Return variables of the chat template: whether to think is known to most by this name."""
+    """Return variables of the chat template: whether to think is known by two names."""
     if body.thinking is None:
         return body.chat_template_kwargs
-    wanted = {"enable_thinking": body.thinking.type != "disabled"}
+    enabled = body.thinking.type != "disabled"
+    wanted = {"enable_thinking": enabled, "thinking": enabled}
     return wanted | (body.chat_template_kwargs or {})

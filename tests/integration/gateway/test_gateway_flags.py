@@ -53,17 +53,17 @@ async def test_variables_of_the_template(
 ) -> None:
     stack = await start_stack(
         model=thinking_model,
-        chat_template="{{ enable_thinking }}/{{ size }}/{{ reasoning_effort }}",
+        chat_template="{{ enable_thinking }}{{ thinking }}/{{ size }}/{{ reasoning_effort }}",
         default_chat_template_kwargs={"enable_thinking": False, "size": 1},
         reasoning_effort_map={"medium": "low"},
     )
     await stack.chat(max_tokens=1, chat_template_kwargs={"size": 2}, reasoning_effort="medium")
-    assert prompt(stack, thinking) == "True/2/low"
+    assert prompt(stack, thinking) == "TrueTrue/2/low"
     await stack.chat(max_tokens=1, reasoning_effort="none")
-    assert prompt(stack, thinking) == "False/1/none"
+    assert prompt(stack, thinking) == "FalseFalse/1/none"
     told = {"enable_thinking": False}
     await stack.chat(max_tokens=1, reasoning_effort="high", chat_template_kwargs=told)
-    assert prompt(stack, thinking) == "False/1/high"
+    assert prompt(stack, thinking) == "FalseTrue/1/high"
     await stack.chat(max_tokens=1)
     assert prompt(stack, thinking) == "False/1/"
 

@@ -39,6 +39,16 @@ THINKING_TEMPLATE = (
     "{% endif %}"
 )
 
+# What DeepSeek's templates do: calls are put together from texts, where there is no content.
+JOINING_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is none %}{% for call in message['tool_calls'] %}"
+    "{{ '[' + call['function']['name'] + ' ' + call['function']['arguments'] + ']' }}"
+    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>' }}{% endif %}"
+)
+
 _CORPUS = (
     "the quick brown fox jumps over the lazy dog and the dog sleeps on the warm stone",
     "speculation never changes a token, whatever the draft says and however long it is",

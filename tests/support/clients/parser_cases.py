@@ -31,12 +31,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def output_parser(
-    tools: str | None = None, *, reasoning: str | None = None, prompt: str = "<think>\n"
+    tools: str | None = None,
+    *,
+    reasoning: str | None = None,
+    prompt: str = "<think>\n",
+    tools_of: dict[str, dict[str, Any]] = SCHEMAS,
 ) -> OutputParser:
-    """Parsers by their names."""
+    """Parsers by their names, for the tools of a request."""
     return OutputParser(
-        REASONING_PARSERS.get(reasoning)(prompt, SCHEMAS) if reasoning else None,
-        TOOL_PARSERS.get(tools)(SCHEMAS) if tools else None,
+        REASONING_PARSERS.get(reasoning)(prompt, tools_of) if reasoning else None,
+        TOOL_PARSERS.get(tools)(tools_of) if tools else None,
     )
 
 

@@ -29,7 +29,17 @@ FORMATS = {
         "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=book>\n</function>\n</tool_call>"
     ),
+    "glm47": (
+        '<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich "é🙂"</arg_value>'
+        "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call><tool_call>book</tool_call>"
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+        '{"city": "Zürich \\"é🙂\\"", "days": 2}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>book<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
 }
+REASONING = {"glm47": "glm47", "deepseek_v31": "deepseek_v3"}  # qwen3's with the others
 CALLS = [("weather", {"city": 'Zürich "é🙂"', "days": 2}), ("book", {})]
 
 
@@ -37,7 +47,7 @@ async def tool_stack(start_stack: StartStack, model: Path, parser: str) -> Stack
     """A gateway that parses reasoning and calls."""
     return await start_stack(
         model=model,
-        reasoning_parser="qwen3",
+        reasoning_parser=REASONING.get(parser, "qwen3"),
         tool_call_parser=parser,
         enable_auto_tool_choice=True,
     )

@@ -12,6 +12,7 @@ from gguf import GGUFWriter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.checkpoints.tokenizer_kinds import CORPUS
+from surestep_common.config import cache_dir
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.header import read_header
 from surestep_common.gguf.tokenizer import byte_letters, tokenizer_of
@@ -34,6 +35,35 @@ ODD = [
     "\x00\x01\x7f\ufeff\u200b\ud7ff\uffff\U0010ffff",
     "x" * 50 + "?!..." * 9 + "_" * 9,
 ]
+# What tokenizers cut at, and what they take for one thing: texts of these are odder than random ones.
+PIECES = st.one_of(
+    st.sampled_from([*ODD, *SPECIAL, *ADDED]),
+    st.sampled_from([" ", "  ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u2003", "\u3000"]),
+    st.sampled_from(
+        ["'s", "'S", "'ll", "'", "\u2019s", "1", "12", "1234", "\u0967", "\u00bd", "x1y"]
+    ),
+    st.sampled_from(
+        ["the", " the", "The", "THE", "caf\u00e9", "cafe\u0301", "\u0301", "\u200d", "\ufe0f"]
+    ),
+    st.sampled_from(
+        [
+            "你好",
+            "こ",
+            "привет",
+            "\u0e01\u0e33",
+            "👩‍👩‍👧‍👦",
+            "\x00",
+            "\ufffd",
+            "<|im_",
+            "start|>",
+            "!?",
+            "_-",
+        ]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+)
+TEXTS = st.lists(PIECES, max_size=12).map("".join)
+DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct.gguf"
 
 
 def written(path: Path, model: str, tokens: list[str], kinds: list[int], **fields: Any) -> Path:
@@ -129,6 +159,30 @@ def test_any_text(pairs: dict[str, Pair], name: str, text: str) -> None:
     if name == "qwen2":
         text = pairs[name].ours.normalizer.normalize_str(text)
     pairs[name].check(text)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(BYTE_LEVEL), TEXTS)
+@example("smollm", "the 1234'll\u00a0 \n\nthe")
+def test_texts_of_odd_pieces(pairs: dict[str, Pair], name: str, text: str) -> None:
+    if name == "qwen2":
+        text = pairs[name].ours.normalizer.normalize_str(text)
+    pairs[name].check(text)
+
+
+@pytest.fixture(scope="module")
+def default() -> Pair:
+    if not DEFAULT.is_file():
+        pytest.skip("the default model is not on this machine")
+    return Pair(DEFAULT)
+
+
+@pytest.mark.rotates(3, turn=2)  # transformers takes seconds for it
+@settings(deadline=None, max_examples=150)
+@given(TEXTS)
+def test_the_default_model(default: Pair, text: str) -> None:
+    """Its whole vocabulary: 49152 tokens."""
+    default.check(text)
 
 
 @settings(deadline=None, max_examples=150)

@@ -7,55 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from support.checkpoints import tiny_tokenizer
+from support.clients.grammar_oracle import CITY, MARKERS, Oracle
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
-from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
-from surestep_gateway.parsers import REASONING_PARSERS
-from surestep_gateway.text.tokenizer import Tokenizer
+from surestep_gateway.grammars.reasoning import Wanted, constraint
 
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
-CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 OBJECT = Language("response_format", schema=CITY)
-
-
-class Oracle:
-    """A tokenizer with markers as special tokens, or without, and llguidance on it."""
-
-    def __init__(self, folder: Path, *special: str) -> None:
-        tiny_tokenizer.save(folder, *special)
-        self.tokenizer = Tokenizer.load(folder)
-        path = str(folder / "tokenizer.json")
-        self._lark = LLTokenizer(path, eos_token=tiny_tokenizer.EOS_ID)
-
-    def special(self, text: str) -> bool:
-        """Whether a text is a special token."""
-        found = self.tokenizer.id(text)
-        return found is not None and self.tokenizer.is_special(found)
-
-    def accepts(self, source: str, text: str) -> bool:
-        """Whether a whole text belongs to a language."""
-        matcher = LLMatcher(self._lark, source)
-        assert not matcher.is_error(), matcher.get_error()
-        ids = self.tokenizer.encode_now(text, add_special_tokens=False)
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    def written(
-        self, prompt: str, reasoning: str | None = None, tools: str | None = None
-    ) -> Format:
-        """How a model writes behind a prompt."""
-        parser = REASONING_PARSERS.get(reasoning)(prompt, {}) if reasoning else None
-        return Format(reasoning, tools, parser, self.special)
 
 
 @pytest.fixture(params=["special", "spelled"])
@@ -161,68 +122,6 @@ def test_reasoning_is_free(oracle: Oracle, text: str) -> None:
     assert not oracle.accepts(ended.source, f"<think>\n</think>{json_text}")
 
 
-HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-CODER = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
-CODER_CITY = "<parameter=city>\n{}\n</parameter>\n"
-GOOD = {
-    "hermes": HERMES.format("weather", '{"city": "Os\\"lo", "days": 2}'),
-    "qwen3_coder": CODER.format(
-        "weather", CODER_CITY.format('Os"lo\n<b>') + "<parameter=days>\n2\n</parameter>\n"
-    ),
-}
-BAD = {
-    "hermes": [
-        HERMES.format("weather", "{}"),
-        HERMES.format("other", '{"city": "x"}'),
-        HERMES.format("weather", '{"city": "x", "more": 1}'),
-    ],
-    "qwen3_coder": [
-        CODER.format("weather", ""),
-        CODER.format("other", CODER_CITY.format("x")),
-        CODER.format("weather", CODER_CITY.format("x") + "<parameter=days>\nx\n</parameter>\n"),
-    ],
-}
-
-
-@pytest.mark.parametrize("tools", GOOD)
-def test_required_calls(oracle: Oracle, tools: str) -> None:
-    asked = Tools("tool_choice", {"weather": CITY}, required=True)
-    written = oracle.written("", None, tools)
-    source = constraint(Wanted(None, asked), written).source
-    good = GOOD[tools]
-    assert oracle.accepts(source, good)
-    assert oracle.accepts(source, f"{good}\n{good}")
-    assert [
-        bad for bad in [*BAD[tools], "text", f"text {good}"] if oracle.accepts(source, bad)
-    ] == []
-    one = constraint(Wanted(None, asked._replace(parallel=False)), written).source
-    assert oracle.accepts(one, good)
-    assert not oracle.accepts(one, f"{good}\n{good}")
-
-
-@pytest.mark.parametrize("tools", GOOD)
-def test_strict_tools_among_free_text(oracle: Oracle, tools: str) -> None:
-    asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
-    source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source
-    good = GOOD[tools]
-    free = {
-        "hermes": HERMES.format("book", '{"a": [1]}'),
-        "qwen3_coder": CODER.format("book", "x\n"),
-    }
-    for text in ("no call", good, f"so:\n{good}\nand\n{free[tools]}", f"a < b {good}"):
-        assert oracle.accepts(source, text), text
-    assert [bad for bad in BAD[tools] if oracle.accepts(source, f"so {bad}")] == []
-
-
-@pytest.mark.parametrize("tools", GOOD)
-def test_an_object_or_calls(oracle: Oracle, tools: str) -> None:
-    asked = Wanted(OBJECT, Tools("tools", {"weather": CITY}, required=False))
-    source = constraint(asked, oracle.written("", None, tools)).source
-    assert oracle.accepts(source, GOOD[tools])
-    assert oracle.accepts(source, '{"city": "x"}')
-    assert not oracle.accepts(source, "text")
-
-
 ANALYSIS = "<|channel|>analysis<|message|>why {<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 CALL = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
@@ -250,45 +149,3 @@ def test_harmony(tmp_path: Path) -> None:
         assert oracle.accepts(both, f"{lead}{FINAL}{good}")
         assert oracle.accepts(both, f"{lead}{CALL}{good}")
         assert not oracle.accepts(both, f"{lead}{FINAL}text")
-
-
-def test_definitions_are_found_from_within_calls(plain: Oracle) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"one": {"$ref": "#/$defs/one"}},
-        "required": ["one"],
-        "additionalProperties": False,
-        "$defs": {"one": {"type": "integer"}},
-    }
-    for tools, good in (
-        ("hermes", HERMES.format("f", '{"one": 1}')),
-        ("qwen3_coder", CODER.format("f", "<parameter=one>\n1\n</parameter>\n")),
-    ):
-        asked = Wanted(None, Tools("tool_choice", {"f": schema}, required=True))
-        source = constraint(asked, plain.written("", None, tools)).source
-        assert plain.accepts(source, good)
-        assert not plain.accepts(source, good.replace("1", '"x"'))
-
-
-OPEN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TWO = {"allOf": [OPEN, {"type": "object", "properties": {"days": {"type": "integer"}}}]}
-ONE_OF = {"anyOf": [OPEN, {"type": "object", "properties": {"id": {"type": "integer"}}}]}
-
-
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        (OPEN, '{"city": "x"}', '{"city": "x", "days": 1}'),
-        (OPEN | {"additionalProperties": True}, '{"city": "x", "days": 1}', '{"days": 1}'),
-        (TWO, '{"city": "x", "days": 1}', '{"city": 1}'),
-        (ONE_OF, '{"id": 1}', '{"id": 1, "days": 2}'),
-        (OPEN | {"anyOf": [OPEN, TWO]}, '{"city": "x", "days": 1}', "{}"),
-    ],
-)
-def test_calls_have_no_arguments_but_those_that_are_named(
-    plain: Oracle, schema: dict[str, Any], good: str, bad: str
-) -> None:
-    tools = Tools("tool_choice", {"f": schema}, required=True)
-    source = constraint(Wanted(None, tools), plain.written("", None, "hermes")).source
-    assert plain.accepts(source, HERMES.format("f", good))
-    assert not plain.accepts(source, HERMES.format("f", bad))

@@ -127,3 +127,34 @@ def test_a_call_cut_short(end: int) -> None:
 def test_space_at_the_end_is_content_unless_a_call_stands_before_it() -> None:
     assert parse(output_parser("hermes"), ["a ", "\n"]) == [Content("a \n")]
     assert contents_of(parse(output_parser("hermes"), [CALL, " \n"])) == []
+
+
+LLAMA = '{"name": "weather", "parameters": {"city": "Os\\"}lo", "days": 2}}'
+
+
+@pytest.mark.parametrize("lead", ["", "\n ", "<|python_tag|>"])
+def test_llama_writes_calls_without_markers(lead: str) -> None:
+    events = parse(output_parser("llama3_json"), [f"{lead}{LLAMA}; {LLAMA}\n"])
+    assert calls_of(events) == [("weather", '{"city": "Os\\"}lo", "days": 2}')] * 2
+    assert contents_of(events) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"So {LLAMA}",
+        '{"name": "Bob", "parameters": {}}',
+        '{"name": "weather"}',
+        '{"a": [1, {"b": 2}]}',
+        "; {",
+        "{",
+    ],
+)
+def test_other_json_of_llama_is_content(text: str) -> None:
+    assert parse(output_parser("llama3_json"), [text]) == [Content(text)]
+
+
+def test_llama_goes_on_after_a_call() -> None:
+    events = parse(output_parser("llama3_json"), [f"{LLAMA} and <|python_tag|>{LLAMA};x"])
+    assert len(calls_of(events)) == 2
+    assert contents_of(events) == [" and", ";x"]

@@ -31,6 +31,55 @@ CODER = [
     ),
     *("meter>\n<parameter=days>", "\n1", "2\n</parameter>", "\n</function>", "\n</tool_call>\n"),
 ]
+GLM = [
+    *("thought", "\n<tool", "_call>weather\n", "<arg_key>city</arg", "_key>\n<arg_"),
+    *("value>a</arg", "_b>\n</arg_value>", "<arg_key>days</arg_key><arg_value>12</arg_value>"),
+    *("</tool_call>", "</think>"),
+]
+SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+ONE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+V3 = [
+    *("</think>", "look:\n<｜tool▁calls", f"▁begin｜>{ONE[0]}function", f"{ONE[1]}weather"),
+    *("\n```", 'json\n{"city": "`"}', f"\n```{ONE[2]}", f"\n{ONE[0]}function{ONE[1]}book\n"),
+    *("```json\n{}\n```" + ONE[2] + SECTION[1], "so"),
+]
+V31 = [
+    *("</think>", SECTION[0], f"{ONE[0]}weather<｜tool", '▁sep｜>{"days": ', f"2}}{ONE[2]}", "\n"),
+    *(f"{ONE[0]}book{ONE[1]}{{}}{ONE[2]}", "and", SECTION[1], f"\n{ONE[0]}x{ONE[1]}{{}}"),
+]
+DSML = [
+    *("</think>", "\n\n<｜DSML｜", 'function_calls>\n<｜DSML｜invoke name="', 'weather">'),
+    *('\n<｜DSML｜parameter name="city" string="', 'true">a</', "｜DSML｜parameter>\n"),
+    *('<｜DSML｜parameter name="days" string="false">2', "</｜DSML｜parameter>\n</｜DSML｜"),
+    *("invoke>\n</｜DSML｜function_calls>", "so"),
+]
+MINIMAX = [
+    piece.replace("｜DSML｜", "").replace("function_calls", "minimax:tool_call") for piece in DSML
+]
+LLAMA = [
+    *("</think>", "\n", '{"na', 'me": "weather", "param', 'eters": {', '"city": "}"', "}}", ";"),
+    *(
+        ' {"name": "book", "arguments"',
+        ": {}} ",
+        '<|python_tag|>{"name": "book", "parameters": {}}',
+    ),
+]
+OUTPUTS = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA,
+    "qwen3_coder": CODER,
+    "glm45": GLM,
+    "deepseek_v3": V3,
+    "deepseek_v31": V31,
+    "deepseek_v32": DSML,
+    "minimax_m2": MINIMAX,
+}
+REASONING = {
+    "glm45": "glm45",
+    "deepseek_v3": "deepseek_r1",
+    "deepseek_v31": "deepseek_v3",
+    "minimax_m2": "minimax_m2",
+}
 FALSE_STARTS = [
     "<think",
     ">a<",
@@ -46,20 +95,17 @@ FALSE_STARTS = [
 
 
 @pytest.mark.parametrize(
-    ("tools", "tokens"),
-    [
-        ("hermes", HERMES),
-        ("qwen3_coder", CODER),
-        ("hermes", FALSE_STARTS),
-        ("qwen3_coder", FALSE_STARTS),
-    ],
+    ("tools", "tokens"), [*OUTPUTS.items(), *((tools, FALSE_STARTS) for tools in OUTPUTS)]
 )
 @pytest.mark.parametrize("prompt", ["<think>\n", ""])
 def test_every_partition_of_a_short_output(tools: str, tokens: list[str], prompt: str) -> None:
     def read(pieces: Sequence[str]) -> list[Event]:
-        return parse(output_parser(tools, reasoning="qwen3", prompt=prompt), pieces)
+        reasoning = REASONING.get(tools, "qwen3")
+        return parse(output_parser(tools, reasoning=reasoning, prompt=prompt), pieces)
 
     expected = read(list("".join(tokens)))
+    if tokens is not FALSE_STARTS:
+        assert any(isinstance(event, ToolCallStart) for event in expected)
     assert all(read(pieces) == expected for pieces in all_partitions(tokens))
 
 
@@ -95,16 +141,30 @@ FRAGMENTS = st.sampled_from(
     ]
 )
 TEXTS = st.lists(FRAGMENTS, max_size=30)
-PARSERS = [("hermes", "qwen3"), ("qwen3_coder", "qwen3"), ("hermes", None), ("qwen3_coder", None)]
+MARKUP = dict.fromkeys(("hermes", "qwen3_coder"), TEXTS) | {
+    tools: st.lists(st.one_of(FRAGMENTS, st.sampled_from(markup)), max_size=30)
+    for tools, markup in {
+        "llama3_json": ("<|python_tag|>", '{"name": "weather", "parameters": {', "}}", ";"),
+        "glm45": ("<arg_key>city", "<arg_key>days", "</arg_key>", "<arg_value>", "</arg_value>"),
+        "deepseek_v3": (*SECTION, *ONE, "weather\n", "```json", "```", "function"),
+        "deepseek_v31": (*SECTION, *ONE, "weather", '{"city": "'),
+        "deepseek_v32": tuple("".join(DSML[1:-1]).split("\n")),
+        "minimax_m2": tuple("".join(MINIMAX[1:-1]).split("\n")),
+    }.items()
+}
+PARSERS = [
+    *((tools, REASONING.get(tools, "qwen3")) for tools in MARKUP),
+    *((tools, None) for tools in MARKUP),
+]
 PROMPTS = st.sampled_from(["<think>\n", "", "</think>\n\n"])
 
 
 @pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
-@given(fragments=TEXTS, cuts=st.lists(st.integers(1, 3000)), prompt=PROMPTS)
+@given(data=st.data(), cuts=st.lists(st.integers(1, 3000)), prompt=PROMPTS)
 def test_pieces_of_any_text(
-    tools: str, reasoning: str | None, fragments: list[str], cuts: list[int], prompt: str
+    tools: str, reasoning: str | None, data: st.DataObject, cuts: list[int], prompt: str
 ) -> None:
-    text = "".join(fragments)
+    text = "".join(data.draw(MARKUP[tools]))
     edges = [0, *sorted({cut for cut in cuts if cut < len(text)}), len(text)]
     pieces = [text[begin:end] for begin, end in pairwise(edges)]
     one = parse(output_parser(tools, reasoning=reasoning, prompt=prompt), [text])
@@ -113,11 +173,12 @@ def test_pieces_of_any_text(
 
 
 @pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
-@given(fragments=TEXTS, prompt=PROMPTS)
+@given(data=st.data(), prompt=PROMPTS)
 def test_no_text_is_lost(
-    tools: str, reasoning: str | None, fragments: list[str], prompt: str
+    tools: str, reasoning: str | None, data: st.DataObject, prompt: str
 ) -> None:
     """Words put between the fragments all come out, once and in their order."""
+    fragments = data.draw(MARKUP[tools])
     text = "".join(f"{fragment}w{at}." for at, fragment in enumerate(fragments))
     events = parse(output_parser(tools, reasoning=reasoning, prompt=prompt), [text])
     assert words("".join(map(said, events))) == words(text)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.checkpoints import tiny_tokenizer
@@ -50,6 +51,42 @@ def test_what_templates_expect_to_find() -> None:
         [{"role": "user", "content": "<é>"}], variables={"enable_thinking": False}
     )
     assert text == '<s>[{"role": "user", "content": "<é>"}]False20x'
+
+
+# As templates of DeepSeek and of GLM go through calls.
+JOINED = (
+    "{% for m in messages %}{% if m['content'] is none %}{% for call in m['tool_calls'] %}"
+    "{{ '[' + call['function']['name'] + ' ' + call['function']['arguments'] + ']' }}"
+    "{% endfor %}{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
+)
+KEYS = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}[{{ call.function.name }}"
+    "{% for k, v in call.function.arguments.items() %} {{ k }}={{ v | tojson }}{% endfor %}]"
+    "{% endfor %};{% endfor %}{{ messages | tojson }}"
+)
+
+
+def test_calls_are_objects_and_text() -> None:
+    function = {"name": "weather", "arguments": {"city": "é", "days": 2}}
+    chat: list[dict[str, Any]] = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+    ]
+    joined = ChatTemplate(JOINED, {}).render(chat)
+    assert joined == 'hi;[weather {"city": "é", "days": 2}]'
+    shown = json.dumps(chat, ensure_ascii=False)
+    assert ChatTemplate(KEYS, {}).render(chat) == f'hi;[weather city="é" days=2];{shown}'
+    said = [{**chat[1], "content": "so"}]
+    assert ChatTemplate(JOINED, {}).render(said) == "so;"
+
+
+def test_templates_that_take_text_beside_parts() -> None:
+    loop = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    assert not ChatTemplate(loop, {}).takes_text(tools=False)
+    both = f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{loop}{{% endif %}}"
+    assert ChatTemplate(both, {}).takes_text(tools=False)
+    assert ChatTemplate(loop, {}, tool_source=both).takes_text(tools=True)
+    assert ChatTemplate(loop, {}).takes_text(tools=True, source=both)
 
 
 def test_templates_are_sandboxed() -> None:

@@ -31,7 +31,7 @@ from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 
-_DEQUANTIZED = 1 << 24  # elements at once
+_DEQUANTIZED = 1 << 20  # elements at once: in memory that is used again and stays in a core's cache
 
 logger = logging.getLogger(__name__)
 

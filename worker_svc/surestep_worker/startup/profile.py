@@ -76,9 +76,12 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
     measure."""
     profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
     points = dict[int, float]()
-    num_rows = 1
-    while num_rows <= profiler.max_rows and profiler.has_time():
+    num_rows, needed_s = 1, 0.0
+    while num_rows <= profiler.max_rows and profiler.has_time(needed_s):
+        began_s = profiler.spent_s
         plain, verify = profiler.time_rows(num_rows)
+        # Twice as many rows may take twice as long: many that would not end in time are not begun.
+        needed_s = 2 * (profiler.spent_s - began_s) if num_rows > 1 else 0.0
         points[num_rows] = plain.prepare + plain.rest
         if verify.drafts:
             points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
@@ -147,9 +150,14 @@ class _Profiler:
         """Number of blocks that there are for each KV group."""
         return (self.context.caches.kv.num_blocks - 1) // len(self.context.slots.block_tables)
 
-    def has_time(self) -> bool:
-        """Return whether there is time left, by the clock of rank 0."""
-        left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
+    @property
+    def spent_s(self) -> float:
+        """Seconds that steps have taken, by this rank's clock."""
+        return time.monotonic() - self._began
+
+    def has_time(self, needed_s: float = 0.0) -> bool:
+        """Return whether there are so many seconds left, by the clock of rank 0."""
+        left = torch.tensor([int(self.spent_s + needed_s < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
 
     def while_time_left(self, most: int) -> Iterable[int]:
