@@ -13,8 +13,8 @@ from torch import Tensor
 
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
-from surestep_kernels.cpu.layer_ops import CpuKernels, load_layer
 from surestep_kernels.cpu.latent_ops import CpuLatentOps
+from surestep_kernels.cpu.layer_ops import CpuKernels, load_layer
 from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps

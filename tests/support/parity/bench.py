@@ -27,9 +27,8 @@ from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import DeviceDrafter
 from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
-from surestep_worker.startup.build import assemble
+from surestep_worker.startup.build import assemble, begin_to_serve
 from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
@@ -171,8 +170,7 @@ def build_runner(
     )
     built = assemble(settings, model, tp, kernels)
     if looks_up:
-        assert isinstance(built.runner.context.drafter, DeviceDrafter)
-        built.runner.context.drafter.serve()
+        begin_to_serve(built.runner.context)
     return built
 
 

@@ -98,10 +98,15 @@ def build_runner(
     built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     log_facts(built.facts)
-    kernels.compilations.serve()
-    if isinstance(built.runner.context.drafter, DeviceDrafter):
-        built.runner.context.drafter.serve()
+    begin_to_serve(built.runner.context)
     return built._replace(checkpoint=source.fingerprint)
+
+
+def begin_to_serve(context: RankContext) -> None:
+    """Tell the parts of a rank that it has been tried out."""
+    context.compilations.serve()
+    if isinstance(context.drafter, DeviceDrafter):
+        context.drafter.serve()
 
 
 def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
