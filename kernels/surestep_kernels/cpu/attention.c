@@ -24,12 +24,12 @@ enum {
     TILE_QUERIES = 6, /* queries that share the loads */
     WIDE_QUERIES = 3, /* up to this many, a tile takes four vectors of keys or values, else two */
     TASK_QUERIES = 36,
-    MAX_HEAD_DIM = 256,
 };
 
 typedef struct {
     void *out;
-    const void *q, *k_cache, *v_cache;
+    const void *q;
+    cache_pages pages;
     const int32_t *block_tables;
     const int64_t *slots; /* of each row: its line of the block tables */
     const int32_t *cu_rows, *start;
@@ -37,7 +37,7 @@ typedef struct {
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
     long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
     long window; /* positions that a query sees, its own included */
-    float scale;
+    float scale, value_scale; /* of what keys give, of values */
     int dtype;
 } attention_job;
 
@@ -82,7 +82,7 @@ INLINE void score(query_tile *t, int first, const int queries, const int vectors
     for (long d = 0; d < t->j->head_dim; d++) {
         f8 key[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) key[v] = load8(t->j->k_cache, keys[v] + d * row, dtype);
+        for (int v = 0; v < vectors; v++) key[v] = load8(t->j->pages.k, keys[v] + d * row, dtype);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
             f8 q = splat8(t->q[first + i][d]);
@@ -132,7 +132,7 @@ INLINE void add_values(query_tile *t, int first, const int queries, const int ve
         long at = t->values[p / GROUP] + p % GROUP * t->j->head_dim + d;
         f8 value[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->v_cache, at + v * 8, dtype);
+        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->pages.v, at + v * 8, dtype);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
             f8 weight = splat8(t->scores[first + i][p]);
@@ -163,7 +163,8 @@ static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
         else attend_span(t, first, count, from, n, F32); \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
@@ -219,7 +220,7 @@ INLINE void finish(const query_tile *t, long first_token, const int dtype)
         long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
         float total = sum_lanes(t->sum[i]);
         for (long d = 0; d < j->head_dim; d += 8)
-            store8(j->out, to + d, load8(t->acc[i], d, F32) / total, dtype);
+            store8(j->out, to + d, load8(t->acc[i], d, F32) * j->value_scale / total, dtype);
     }
 }
 
@@ -252,16 +253,18 @@ static void attention_task(const void *job, long index)
 }
 
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
-void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
+void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale, int dtype)
 {
     assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
-    attention_job j = {out, q, k_cache, v_cache, block_tables, slots, cu_rows, start, sinks, NULL,
-                       table_width, q_stride, kv_heads, group, head_dim, block_size,
-                       TASK_QUERIES / group, window ? window : LONG_MAX / 2, scale, dtype};
+    const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
+    attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
+                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
+                       window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
+                       pages->v_scale * unit, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;
     if (!tiles) abort();
