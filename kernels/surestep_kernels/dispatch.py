@@ -46,8 +46,8 @@ def load_kernels(
     thread until `set_num_threads` is called.
 
     The attention backend is chosen for `case`, which may be left at its defaults; "auto" on the CPU
-    is the one that comes with the other kernels, or torch's for an FP8 cache, which that one has
-    not. The linear backend chooses the products with unquantised weights on CUDA (see Products).
+    is the one that comes with the other kernels. The linear backend chooses the products with
+    unquantised weights on CUDA (see Products).
     With the activation dtype "fp8", inputs of FP8 weights are rounded to FP8 (see fp8_rows.py).
     Raises InvalidRequest if a backend does not support the case.
     """
@@ -67,12 +67,8 @@ def load_kernels(
     if case.latent and kernels.latent is None:
         raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
     if device == "cpu" and attention_backend == "auto":
-        if not case.fp8:
-            refuse_unsupported(case)
-            return kernels
-        if not case.latent:
-            logger.warning("attention: torch, which is much slower: C kernels have no FP8 cache")
-        attention_backend = "torch"
+        refuse_unsupported(case)
+        return kernels
     backend = choose_attention(attention_backend, case)
     return replace(
         kernels,

@@ -14,22 +14,24 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "halves.h"
 #include "ops.h"
 #include "pool.h"
-#include "vec.h"
 
 enum {
     SPAN = 64,        /* positions per step of the online softmax */
     GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
-    TILE_QUERIES = 6, /* queries that share the loads */
-    WIDE_QUERIES = 3, /* up to this many, a tile takes four vectors of keys or values, else two */
+    GROUPS = LANES / GROUP, /* groups in a vector */
+    TILE_QUERIES = 6,       /* queries that share the loads */
+    /* Up to this many, a tile takes four vectors of keys or values, else two. */
+    WIDE_QUERIES = LANES == 16 ? 6 : 3,
     TASK_QUERIES = 36,
-    MAX_HEAD_DIM = 256,
 };
 
 typedef struct {
     void *out;
-    const void *q, *k_cache, *v_cache;
+    const void *q;
+    cache_pages pages;
     const int32_t *block_tables;
     const int64_t *slots; /* of each row: its line of the block tables */
     const int32_t *cu_rows, *start;
@@ -37,7 +39,7 @@ typedef struct {
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
     long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
     long window; /* positions that a query sees, its own included */
-    float scale;
+    float scale, value_scale; /* of what keys give, of values */
     int dtype;
 } attention_job;
 
@@ -67,33 +69,37 @@ static void find_groups(query_tile *t, long base, long n)
     }
 }
 
-/* scores of the groups of keys from g: one vector of positions each. */
+/* Scores of the groups of keys from g. Every score is one chain over the dims of a head. */
 INLINE void score(query_tile *t, int first, const int queries, const int vectors, long g, long groups,
                   const int dtype)
 {
     const long row = t->j->block_size;
-    long keys[4];
-    f8 acc[TILE_QUERIES][4];
-    for (int v = 0; v < vectors; v++) keys[v] = t->keys[g + v < groups ? g + v : groups - 1];
+    long keys[4 * GROUPS];
+    vf acc[TILE_QUERIES][4];
+    for (int v = 0; v < vectors * GROUPS; v++) keys[v] = t->keys[g + v < groups ? g + v : groups - 1];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) acc[i][v] = splat8(0);
+        for (int v = 0; v < vectors; v++) acc[i][v] = splat(0);
     for (long d = 0; d < t->j->head_dim; d++) {
-        f8 key[4];
+        vf key[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) key[v] = load8(t->j->k_cache, keys[v] + d * row, dtype);
+        for (int v = 0; v < vectors; v++) {
+            const long a = keys[v * GROUPS], b = keys[v * GROUPS + GROUPS - 1];
+            key[v] = load_halves(t->j->pages.k, a + d * row, b + d * row, dtype);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
-            f8 q = splat8(t->q[first + i][d]);
+            vf q = splat(t->q[first + i][d]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) acc[i][v] = fma8(key[v], q, acc[i][v]);
+            for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(key[v], q, acc[i][v]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) store8(t->scores[first + i], (g + v) * GROUP, acc[i][v], F32);
+        for (int v = 0; v < vectors; v++)
+            memcpy(t->scores[first + i] + (g + v * GROUPS) * GROUP, &acc[i][v], sizeof(vf));
 }
 
 /* scores -> weights e^(score - max); updates the running max and sum of query i. */
@@ -118,52 +124,61 @@ static __attribute__((noinline)) void soften(query_tile *t, int i, long from, lo
     }
 }
 
-/* acc = acc * correction + weights V over the positions from..n, for `vectors` * 8 dims from d. */
+/* acc = acc * correction + weights V over the positions from..n, for `vectors` of dims from d on.
+ * Where a vector does not end with the last dim of a head, eight more follow that are not read. */
 INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
                        long from, long n, const int dtype)
 {
-    f8 acc[TILE_QUERIES][4];
+    const long dims = t->j->head_dim, last = (vectors - 1) * LANES;
+    const long upper = d + last + GROUP < dims ? GROUPS * GROUP - GROUP : 0; /* of the last vector */
+    vf acc[TILE_QUERIES][4];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            acc[i][v] = load8(t->acc[first + i], d + v * 8, F32) * t->correction[first + i];
+            acc[i][v] = load_f32(t->acc[first + i] + d + v * LANES) * t->correction[first + i];
     for (long p = from; p < n; p++) {
-        long at = t->values[p / GROUP] + p % GROUP * t->j->head_dim + d;
-        f8 value[4];
+        long at = t->values[p / GROUP] + p % GROUP * dims + d;
+        vf value[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->v_cache, at + v * 8, dtype);
+        for (int v = 0; v < vectors; v++) {
+            const long a = at + v * LANES, b = a + (v < vectors - 1 ? GROUP : upper);
+            value[v] = load_halves(t->j->pages.v, a, b, dtype);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
-            f8 weight = splat8(t->scores[first + i][p]);
+            vf weight = splat(t->scores[first + i][p]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) acc[i][v] = fma8(value[v], weight, acc[i][v]);
+            for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(value[v], weight, acc[i][v]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) store8(t->acc[first + i], d + v * 8, acc[i][v], F32);
+        for (int v = 0; v < vectors; v++)
+            memcpy(t->acc[first + i] + d + v * LANES, &acc[i][v], sizeof(vf));
 }
 
 /* One span for `queries` queries that all see its positions from..n. */
 INLINE void attend_span(query_tile *t, int first, const int queries, long from, long n, const int dtype)
 {
     const int vectors = queries <= WIDE_QUERIES ? 4 : 2;
+    const long together = vectors * GROUPS;
     long groups = (n + GROUP - 1) / GROUP, d = 0;
-    for (long g = from / (GROUP * vectors) * vectors; g < groups; g += vectors)
+    for (long g = from / (GROUP * together) * together; g < groups; g += together)
         score(t, first, queries, vectors, g, groups, dtype);
     for (int i = first; i < first + queries; i++) soften(t, i, from, n);
-    for (; d + vectors * 8 <= t->j->head_dim; d += vectors * 8)
+    for (; d + vectors * LANES <= t->j->head_dim; d += vectors * LANES)
         add_values(t, first, queries, vectors, d, from, n, dtype);
-    for (; d < t->j->head_dim; d += 8) add_values(t, first, queries, 1, d, from, n, dtype);
+    for (; d < t->j->head_dim; d += LANES) add_values(t, first, queries, 1, d, from, n, dtype);
 }
 
 static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
         else attend_span(t, first, count, from, n, F32); \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
@@ -209,6 +224,7 @@ INLINE void begin(query_tile *t, long first_token, const int dtype)
             store8(t->q[i], d, load8(j->q, from + d, dtype) * j->scale, F32);
             store8(t->acc[i], d, splat8(0), F32);
         }
+        if (j->head_dim % LANES) store8(t->acc[i], j->head_dim, splat8(0), F32);
     }
 }
 
@@ -219,7 +235,7 @@ INLINE void finish(const query_tile *t, long first_token, const int dtype)
         long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
         float total = sum_lanes(t->sum[i]);
         for (long d = 0; d < j->head_dim; d += 8)
-            store8(j->out, to + d, load8(t->acc[i], d, F32) / total, dtype);
+            store8(j->out, to + d, load8(t->acc[i], d, F32) * j->value_scale / total, dtype);
     }
 }
 
@@ -252,16 +268,18 @@ static void attention_task(const void *job, long index)
 }
 
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
-void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
+void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale, int dtype)
 {
     assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
-    attention_job j = {out, q, k_cache, v_cache, block_tables, slots, cu_rows, start, sinks, NULL,
-                       table_width, q_stride, kv_heads, group, head_dim, block_size,
-                       TASK_QUERIES / group, window ? window : LONG_MAX / 2, scale, dtype};
+    const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
+    attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
+                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
+                       window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
+                       pages->v_scale * unit, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;
     if (!tiles) abort();

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import CDLL
+from ctypes import CDLL, Structure, c_float, c_int, c_void_p
 from typing import Any
 
 import torch
 
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
+CACHE_CODES = {**DTYPE_CODES, FP8: 2}
+
+
+class CachePages(Structure):
+    """As cache_pages in cpu/ops.h."""
+
+    _fields_ = (
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
+        ("dtype", c_int),
+    )
+
+    @classmethod
+    def of(cls, cache: LayerCache, dtype: torch.dtype) -> CachePages:
+        """Return the pages of a cache for keys, values and queries of this dtype."""
+        assert cache.k.is_contiguous()
+        assert cache.v.is_contiguous()
+        assert cache.k.dtype is cache.v.dtype
+        assert cache.k.dtype in (dtype, FP8)
+        scales = (1.0, 1.0) if cache.scales is None else cache.scales.tolist()
+        return cls(cache.k.data_ptr(), cache.v.data_ptr(), *scales, CACHE_CODES[cache.k.dtype])
 
 
 def bind(library: CDLL, op: str, arguments: list[Any], result: Any = None) -> Callable[..., Any]:

@@ -75,7 +75,7 @@ static char *room(long rows, long width, int dtype)
 
 /* Projects x to heads, stores keys and values, and leaves attention's result in `out`. */
 static void attend(const dense_layer *l, const layer_tokens *t, void *out, char *heads,
-                   const void *x, void *k_cache, void *v_cache)
+                   const void *x, const cache_pages *pages)
 {
     const long size = element_size(l->dtype), width = l->qkv.n, dims = l->head_dim;
     char *k = heads + l->q_heads * dims * size, *v = k + l->kv_heads * dims * size;
@@ -86,17 +86,17 @@ static void attend(const dense_layer *l, const layer_tokens *t, void *out, char 
     }
     surestep_rotary(heads, k, t->positions, l->cos_sin, t->tokens, width, width, l->q_heads,
                     l->kv_heads, dims, l->rotary_dim, l->dtype);
-    surestep_store_kv(k_cache, v_cache, k, v, t->kv_slots, t->tokens, width, width, l->kv_heads,
-                      dims, t->block_size, l->dtype);
-    surestep_paged_attention(out, heads, k_cache, v_cache, t->block_tables, t->slots, t->cu_rows,
-                             t->start, l->sinks, t->rows, t->table_width, width, l->kv_heads,
+    surestep_store_kv(pages, k, v, t->kv_slots, t->tokens, width, width, l->kv_heads, dims,
+                      t->block_size, l->dtype);
+    surestep_paged_attention(out, heads, pages, t->block_tables, t->slots, t->cu_rows, t->start,
+                             l->sinks, t->rows, t->table_width, width, l->kv_heads,
                              l->q_heads / l->kv_heads, dims, t->block_size, l->window, l->scale,
                              l->dtype);
 }
 
 /* x [tokens, inputs of the heads]; residual and y [tokens, width of the model]. */
 void surestep_dense_layer(void *y, const void *x, void *residual, const float *next_norm,
-                          const dense_layer *l, const layer_tokens *t, void *k_cache, void *v_cache)
+                          const dense_layer *l, const layer_tokens *t, const cache_pages *pages)
 {
     const long rows = t->tokens, attended = l->out.k, inner = l->down.k, width = l->down.n;
     const int dtype = l->dtype;
@@ -104,7 +104,7 @@ void surestep_dense_layer(void *y, const void *x, void *residual, const float *n
     void *heads = part(&free, rows, l->qkv.n, dtype), *values = part(&free, rows, attended, dtype);
     void *up = part(&free, rows, 2 * inner, dtype), *active = part(&free, rows, inner, dtype);
     void *made = part(&free, rows, width, dtype);
-    attend(l, t, values, heads, x, k_cache, v_cache);
+    attend(l, t, values, heads, x, pages);
     multiply(made, values, &l->out, rows, dtype);
     surestep_rms_norm(y, made, residual, l->post_norm, l->eps, rows, width, dtype);
     multiply(up, y, &l->gate_up, rows, dtype);

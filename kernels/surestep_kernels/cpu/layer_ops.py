@@ -15,7 +15,7 @@ from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDens
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 
-from .binding import DTYPE_CODES, bind
+from .binding import DTYPE_CODES, CachePages, bind
 from .ops import CpuOps
 
 
@@ -71,7 +71,7 @@ class CpuKernels(KernelSet):
 
 def load_layer(library: Path) -> Callable[..., None]:
     """Return the C function of a library. Raises OSError."""
-    return bind(CDLL(str(library)), "dense_layer", [c_void_p] * 8)
+    return bind(CDLL(str(library)), "dense_layer", [c_void_p] * 7)
 
 
 class _OneCall:
@@ -90,16 +90,13 @@ class _OneCall:
         assert x.shape == (residual.shape[0], self._layer.projection.packed.in_features)
         assert residual.shape[1:] == next_norm.shape == (self._layer.down.out_features,)
         assert next_norm.dtype is torch.float32
-        assert dtype is residual.dtype is cache.k.dtype is cache.v.dtype
-        assert cache.k.is_contiguous()
-        assert cache.v.is_contiguous()
+        assert dtype is residual.dtype
         if dtype not in self._structures:
             self._structures[dtype] = _structure(self._layer, dtype)
         out = torch.empty_like(residual)
         streams = out.data_ptr(), x.data_ptr(), residual.data_ptr(), next_norm.data_ptr()
-        step = _tokens(tokens, cache.k.shape[2])
-        caches = cache.k.data_ptr(), cache.v.data_ptr()
-        self._run(*streams, byref(self._structures[dtype]), byref(step), *caches)
+        step, pages = _tokens(tokens, cache.k.shape[2]), CachePages.of(cache, dtype)
+        self._run(*streams, byref(self._structures[dtype]), byref(step), byref(pages))
         return out
 
 

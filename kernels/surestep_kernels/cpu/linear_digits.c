@@ -120,24 +120,35 @@ INLINE vi dot(vi sum, vi codes, const char *x)
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
 }
 
-/* Adds what a chunk of a row of x makes with `operands` dwords of codes of every column. */
-INLINE void add_row(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const char *x,
-                    const chunk_numbers *numbers, const int operands)
+/* Adds what a chunk of one or two rows of x makes with `operands` dwords of codes of every column.
+ * Two rows are twice as many chains of dot products, each of which waits for the one before. */
+INLINE void add_rows(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const char *x,
+                     const char *numbers, long stride, const int rows, const int operands)
 {
-    vi digits[3][2] = {{{0}, {0}}, {{0}, {0}}, {{0}, {0}}}; /* as many chains as can be */
+    vi digits[2][3][2] = {0};
 #pragma GCC unroll 8
     for (int i = 0; i < operands; i++)
 #pragma GCC unroll 3
         for (int d = 0; d < 3; d++)
-            for (int half = 0; half < 2; half++)
-                digits[d][half] = dot(digits[d][half], codes[half][i], x + 4 * (d * operands + i));
-    for (int half = 0; half < 2; half++) {
-        const vi upper = digits[0][half], lower = (digits[1][half] << 8) + digits[2][half];
-        vf whole = fma_lanes(__builtin_convertvector(upper, vf), splat(65536),
-                             __builtin_convertvector(lower, vf));
-        vf sum = fma_lanes(whole * splat(numbers->unit), h->scale[half], sums[half]);
-        sums[half] = fma_lanes(h->min[half], splat(numbers->sum), sum);
-    }
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++) {
+                    vi *sum = &digits[r][d][half];
+                    *sum = dot(*sum, codes[half][i], x + r * stride + 4 * (d * operands + i));
+                }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const chunk_numbers *of = (const chunk_numbers *)(numbers + r * stride);
+            const vi lower = (digits[r][1][half] << 8) + digits[r][2][half];
+            vf whole = fma_lanes(__builtin_convertvector(digits[r][0][half], vf), splat(65536),
+                                 __builtin_convertvector(lower, vf));
+            vf *sum = sums + 2 * r + half;
+            vf scaled = fma_lanes(whole * splat(of->unit), h->scale[half], *sum);
+            *sum = fma_lanes(h->min[half], splat(of->sum), scaled);
+        }
 }
 
 INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const header *h,
@@ -151,11 +162,12 @@ INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const he
             if (!nibbles) decoded[half][i] = (vi)load_lanes(codes + i * STRIP, half);
             else decoded[half][i] = (vi)(load_lanes(codes + i / 2 * STRIP, half) >> i % 2 * 4 & 0x0f0f0f0f);
         }
-    for (long r = 0; r < rows; r++) {
-        add_row(sums + 2 * r, decoded, h, x, numbers, operands);
-        x += j->x_stride;
-        numbers = (const chunk_numbers *)((const char *)numbers + j->x_stride);
-    }
+    const char *of = (const char *)numbers;
+    const long stride = j->x_stride;
+    long r = 0;
+    for (; r + 2 <= rows; r += 2, x += 2 * stride, of += 2 * stride)
+        add_rows(sums + 2 * r, decoded, h, x, of, stride, 2, operands);
+    if (r < rows) add_rows(sums + 2 * r, decoded, h, x, of, stride, 1, operands);
 }
 
 INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, long rows,

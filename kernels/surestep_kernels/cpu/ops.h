@@ -14,12 +14,23 @@ void surestep_silu_and_mul(void *out, const void *x, long rows, long width, int 
 void surestep_rotary(void *q, void *k, const int64_t *positions, const float *cos_sin, long rows,
                      long q_stride, long k_stride, long q_heads, long k_heads, long head_dim,
                      long rotary_dim, int dtype);
-void surestep_store_kv(void *k_cache, void *v_cache, const void *k, const void *v,
-                       const int64_t *slots, long rows, long k_stride, long v_stride, long heads,
-                       long head_dim, long block_size, int dtype);
+
+/* Of one layer, as cpu/ops.py fills it in: see LayerCache. */
+typedef struct {
+    void *k, *v;
+    float k_scale, v_scale; /* of E4M3; others have 1 */
+    int dtype;
+} cache_pages;
+
+enum { MAX_HEAD_DIM = 256 };
+
+/* store_kv.c */
+void surestep_store_kv(const cache_pages *pages, const void *k, const void *v, const int64_t *slots,
+                       long rows, long k_stride, long v_stride, long heads, long head_dim,
+                       long block_size, int dtype);
 
 /* attention.c */
-void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
+void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,

@@ -8,7 +8,7 @@ lock; the short ops keep it, because handing it over costs more than they take.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import CDLL, PyDLL, c_float, c_int, c_long, c_void_p
+from ctypes import CDLL, PyDLL, byref, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from surestep_kernels.mixers.rotary import Sections
 from surestep_kernels.ops.linear import FP16_HEADERS, PLAIN_FORMATS, PackedLinear
 from surestep_kernels.ops.quantized import QuantizedWeight
 
-from .binding import DTYPE_CODES, bind
+from .binding import DTYPE_CODES, CachePages, bind
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
-MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/attention.c
+MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/ops.h and cpu/attention.c
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {
@@ -36,14 +36,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "silu_and_mul": [_P, _P, _L, _L, _I],
     "clamped_swiglu": [_P, _P, _F, _L, _L, _I],
     "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _I],
-    "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
+    "store_kv": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
 }
 _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "linear": [_P, _P, _P, _P, _L, _L, _L, _L, _I, _I, _I],
     "pack_linear": [_P, _P, _L, _L, _I],
     "pack_quantized": [*[_P] * 5, _L, _L, _L, _I],
     "packed_bytes": [_L, _L, _L, _I],
-    "paged_attention": [*[_P] * 9, *[_L] * 8, _F, _I],
+    "paged_attention": [*[_P] * 8, *[_L] * 8, _F, _I],
     "set_num_threads": [_I],
     "panel_width": [],
 }
@@ -221,14 +221,12 @@ class CpuOps:
         """Store k and v, which may be slices of one projection."""
         rows, heads, head_dim = k.shape
         strides, block_size = (_token_stride(k), _token_stride(v)), cache.k.shape[2]
-        assert k.dtype is v.dtype is cache.k.dtype is cache.v.dtype
-        assert cache.k.is_contiguous()
-        assert cache.v.is_contiguous()
+        assert k.dtype is v.dtype
         assert kv_slots.dtype is torch.int64
-        caches = cache.k.data_ptr(), cache.v.data_ptr()
+        pages = CachePages.of(cache, k.dtype)
         inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
         sizes = rows, *strides, heads, head_dim, block_size
-        self.c_store_kv(*caches, *inputs, *sizes, DTYPE_CODES[k.dtype])
+        self.c_store_kv(byref(pages), *inputs, *sizes, DTYPE_CODES[k.dtype])
 
     def paged_attention(
         self,
@@ -244,7 +242,6 @@ class CpuOps:
         block_tables, slots, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = cache.k.shape
-        assert q.dtype is cache.k.dtype is cache.v.dtype
         assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
         assert slots.dtype is torch.int64
         assert block_tables.is_contiguous()
@@ -253,7 +250,8 @@ class CpuOps:
         assert window >= 0
         assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
         out = q.new_empty(tokens, heads, head_dim)
-        pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
+        pages = CachePages.of(cache, q.dtype)
+        pointers = out.data_ptr(), q.data_ptr(), byref(pages)
         batch = block_tables.data_ptr(), slots.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
         sinks_pointer = None if sinks is None else sinks.data_ptr()
         shape = kv_heads, heads // kv_heads, head_dim, block_size, window

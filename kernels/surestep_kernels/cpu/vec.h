@@ -19,7 +19,7 @@
 
 /* Element types as the Python side numbers them. Functions that take one as `const int dtype`
  * are inlined with a constant: one body, compiled once per type. */
-enum { F32 = 0, BF16 = 1 };
+enum { F32 = 0, BF16 = 1, E4M3 = 2 }; /* E4M3: pages of a cache only */
 
 /* Row-wise ops and attention use 8 lanes on every machine: their results are then the same on
  * machines with wider vectors. */
@@ -27,6 +27,7 @@ typedef float f8 __attribute__((vector_size(32)));
 typedef uint32_t u8x __attribute__((vector_size(32)));
 typedef int32_t i8x __attribute__((vector_size(32)));
 typedef uint16_t h8 __attribute__((vector_size(16)));
+typedef uint8_t b8 __attribute__((vector_size(8)));
 
 INLINE f8 splat8(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 
@@ -44,7 +45,7 @@ INLINE f8 fma8(f8 a, f8 b, f8 c)
 #endif
 }
 
-INLINE long element_size(const int dtype) { return dtype == BF16 ? 2 : 4; }
+INLINE long element_size(const int dtype) { return dtype == E4M3 ? 1 : dtype == BF16 ? 2 : 4; }
 
 INLINE const void *element(const void *base, long index, const int dtype)
 {
@@ -61,9 +62,29 @@ INLINE f8 widen8(h8 narrow)
 #endif
 }
 
+/* 2^-8 of 8 numbers in E4M3, NaN included. */
+INLINE f8 decode8(const void *codes)
+{
+    b8 narrow;
+    memcpy(&narrow, codes, sizeof narrow);
+    h8 half = (__builtin_convertvector(narrow, h8) << 7 & 0x3f80); /* exponent and mantissa in fp16 */
+    half |= (h8)(half == 0x3f80) & 0x7e00;
+    half |= __builtin_convertvector(narrow, h8) << 8 & 0x8000;
+#if defined(__F16C__)
+    return (f8)_mm256_cvtph_ps((__m128i)half);
+#else /* where fp32 has exponent and mantissa they are 2^-112 of it, subnormals included */
+    u8x bits = __builtin_convertvector(half, u8x), size = (bits & 0x7fff) << 13;
+    f8 wide = (f8)size * 0x1p112f;
+    u8x nan = (u8x)(size >= 0x0f800000) & 0x7fc00000;
+    return (f8)((u8x)wide | nan | (bits & 0x8000) << 16);
+#endif
+}
+
+/* Of E4M3 2^-8 of the numbers. */
 INLINE f8 load8(const void *base, long index, const int dtype)
 {
     f8 wide;
+    if (dtype == E4M3) return decode8(element(base, index, dtype));
     if (dtype == BF16) {
         h8 narrow;
         memcpy(&narrow, element(base, index, dtype), sizeof narrow);
@@ -120,6 +141,18 @@ INLINE f8 rounded8(f8 x, const int dtype)
 {
     if (dtype == F32) return x;
     return (f8)(round8(x) << 16);
+}
+
+/* E4M3 in the lowest bytes: to nearest, halves to even, saturating; NaN stays NaN. */
+INLINE u8x encode8(f8 x)
+{
+    u8x size = (u8x)x & 0x7fffffff, nan = (u8x)(x != x), over = (u8x)(size > 0x43e00000);
+    size = (size & ~over) | (over & 0x43e00000); /* 448 */
+    u8x normal = ((size + 0x7ffff + ((size >> 20) & 1)) >> 20) - (120 << 3);
+    /* What is less than 2^-6 counts in 2^-9, the distance of numbers from 2^14 on. */
+    u8x small = (u8x)((f8)size + 16384.0f) - 0x46800000, is_small = (u8x)(size < 0x3c800000);
+    u8x code = (small & is_small) | (normal & ~is_small);
+    return (code & ~nan) | (nan & 0x7f) | ((u8x)x >> 24 & 0x80);
 }
 
 INLINE f8 select8(i8x mask, f8 yes, f8 no)

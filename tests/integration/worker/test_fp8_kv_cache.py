@@ -29,7 +29,7 @@ from surestep_kernels.mixers.kv_cache import FP8
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_worker.step.runner import Runner
 
-SETTINGS = {"attention_backend": "torch", "kv_cache_dtype": "fp8_e4m3"}
+SETTINGS = {"kv_cache_dtype": "fp8_e4m3"}
 RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), SETTINGS)
 build, answers = RANK.build, RANK.answers
 
@@ -131,11 +131,9 @@ def test_the_same_memory_holds_as_many_more_blocks(dense: Path) -> None:
     assert narrow.dtype == wide.dtype == "float32"
 
 
-def test_without_a_backend_torch_is_taken_and_told(
-    dense: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    build(dense, attention_backend="auto")
-    assert "attention: torch, which is much slower: C kernels have no FP8 cache" in caplog.text
+def test_the_c_kernels_have_it(dense: Path) -> None:
     case = replace(AttentionCase.on("cpu"), cache_dtype=FP8)
     taken, named = (load_kernels("cpu", attention_backend=b, case=case) for b in ("auto", "torch"))
-    assert taken.paged_attention is named.paged_attention
+    assert taken.paged_attention is not named.paged_attention
+    found = answers(dense, "alone", "none", 0, attention_backend="torch")
+    assert tokens(found) != tokens(answers(dense, "alone", "none", 0, kv_cache_dtype="auto"))

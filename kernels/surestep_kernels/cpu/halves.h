@@ -1,0 +1,48 @@
+/* Vectors as wide as the machine has them, from halves that may lie apart. */
+#pragma once
+
+#include "linear.h"
+
+INLINE vf load_f32(const float *from)
+{
+    vf lanes;
+    memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+INLINE vf e4m3_halves(const void *a, const void *b)
+{
+    const __m128i codes = _mm_unpacklo_epi64(_mm_loadl_epi64(a), _mm_loadl_epi64(b));
+    /* Sign, exponent and mantissa where fp16 has them; the sign is in every bit above. */
+    __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    half = _mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff));
+    const __m256i nan = _mm256_set1_epi16(0x3f80);
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, nan), nan);
+    half = _mm256_or_si256(half, _mm256_maskz_set1_epi16(is_nan, 0x7e00));
+    return (vf)_mm512_cvtph_ps(half);
+}
+
+INLINE vf bf16_halves(const void *a, const void *b)
+{
+    const __m256i low = _mm256_castsi128_si256(_mm_loadu_si128(a));
+    const __m256i both = _mm256_inserti128_si256(low, _mm_loadu_si128(b), 1);
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16);
+}
+#endif
+
+/* Eight elements from a on, as load8 has them, and where a vector has more lanes eight from b on. */
+INLINE vf load_halves(const void *base, long a, long b, const int dtype)
+{
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    if (dtype == E4M3) return e4m3_halves(element(base, a, dtype), element(base, b, dtype));
+    if (dtype == BF16) return bf16_halves(element(base, a, dtype), element(base, b, dtype));
+#endif
+#if defined(__AVX512F__)
+    const __m512 low = _mm512_castps256_ps512((__m256)load8(base, a, dtype));
+    return (vf)_mm512_insertf32x8(low, (__m256)load8(base, b, dtype), 1);
+#else
+    (void)b;
+    return load8(base, a, dtype);
+#endif
+}

@@ -1,0 +1,122 @@
+"""The FP8 cache of the C kernels: what is written, and what attention reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.kernels.cases import (
+    BLOCK_SIZE,
+    DTYPES,
+    assert_close,
+    make_context,
+    row_bounds,
+    slots_of,
+)
+from surestep_kernels import KernelSet
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from torch import Tensor
+
+SCALES = [None, (0.5, 3.0)]
+LENGTHS, COUNTS = [1, 17, 64, 70, 150, 333], [1, 5, 1, 3, 100, 2]  # seen by, and of, each row
+
+
+def new_cache(kernels: KernelSet, blocks: int, heads: int, dims: int, scales: object) -> LayerCache:
+    shape = kernels.kv_cache_shape(blocks, BLOCK_SIZE, heads, dims)
+    k, v = (torch.full(shape, torch.nan).to(FP8) for _ in "kv")
+    return LayerCache(k, v, None if scales is None else torch.tensor(scales))
+
+
+def places() -> Iterator[tuple[int, int]]:
+    """Row and position of every token."""
+    for row, (length, count) in enumerate(zip(LENGTHS, COUNTS, strict=True)):
+        yield from ((row, position) for position in range(length - count, length))
+
+
+def many_numbers() -> Tensor:
+    """Of every exponent, both signs, halves between codes, no number, and beyond the largest."""
+    bits = torch.arange(0, 1 << 32, (1 << 16) + 1).to(torch.uint32).view(torch.float32)
+    halves = torch.arange(0, 1 << 32, 1 << 19).to(torch.uint32).view(torch.float32)
+    return torch.cat((bits, halves, halves.nextafter(torch.tensor(0.0))))
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_writes_the_codes_of_the_reference(
+    native: KernelSet, reference: KernelSet, dtype: torch.dtype, scales: tuple[float, float] | None
+) -> None:
+    dims, numbers = 64, many_numbers().to(dtype)
+    k = numbers[: len(numbers) // dims * dims].view(-1, 1, dims)
+    v = k.flip(0).contiguous()
+    blocks = -(-len(k) // BLOCK_SIZE)
+    slots = torch.randperm(blocks * BLOCK_SIZE)[: len(k)]
+    made, expected = (
+        new_cache(kernels, blocks, 1, dims, scales) for kernels in (native, reference)
+    )
+    native.store_kv(k, v, made, slots)
+    reference.store_kv(k, v, expected, slots)
+    keys = made.k.view(torch.uint8).view(blocks, 1, dims, BLOCK_SIZE).transpose(2, 3)
+    is_nan = expected.k.float().isnan()
+    assert torch.equal(made.v.float().isnan(), expected.v.float().isnan())
+    assert torch.equal(keys.contiguous().view(FP8).float().isnan(), is_nan)
+    assert torch.equal(keys[~is_nan], expected.k.view(torch.uint8)[~is_nan])
+    there = ~expected.v.float().isnan()
+    assert torch.equal(made.v.view(torch.uint8)[there], expected.v.view(torch.uint8)[there])
+
+
+def test_reads_every_code(native: KernelSet) -> None:
+    """With one position the result is its value."""
+    codes = torch.arange(256).to(torch.uint8).view(FP8).float().view(-1, 1, 8)
+    cache = new_cache(native, 3, 1, 8, None)
+    native.store_kv(torch.zeros_like(codes), codes, cache, torch.arange(32))
+    tables = torch.tensor([[0], [1]], dtype=torch.int32)
+    for place in range(32):
+        at = torch.tensor([place // BLOCK_SIZE])
+        start = torch.tensor([place % BLOCK_SIZE], dtype=torch.int32)
+        rows = AttentionRows(tables, at, row_bounds([1]), start, 1)
+        out = native.paged_attention(torch.zeros(1, 1, 8), cache, rows, 1.0, window=1)
+        assert torch.equal(out.isnan(), codes[place : place + 1].isnan())
+        assert torch.equal(out.nan_to_num(), codes[place : place + 1].nan_to_num())
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (2, 2, 24)])
+def test_attends_as_the_reference_and_alike_in_any_window(
+    native: KernelSet,
+    reference: KernelSet,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    scales: tuple[float, float] | None,
+    window: int,
+) -> None:
+    context = make_context(LENGTHS, kv_heads, head_dim, dtype)
+    blocks = int(context.block_tables.max()) + 2
+    q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
+    start = torch.tensor(LENGTHS) - torch.tensor(COUNTS)
+    batch = AttentionRows(
+        context.block_tables,
+        torch.arange(len(COUNTS)),
+        row_bounds(COUNTS),
+        start.int(),
+        max(COUNTS),
+    )
+    results = []
+    for kernels in (native, reference):
+        cache = new_cache(kernels, blocks, kv_heads, head_dim, scales)
+        for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
+            kernels.store_kv(k, v, cache, slots_of(context, row))
+        results.append(kernels.paged_attention(q, cache, batch, head_dim**-0.5, window=window))
+        if kernels is native:
+            for token, (row, position) in enumerate(places()):
+                rows = torch.tensor([row]), row_bounds([1]), torch.tensor([position]).int(), 1
+                alone = AttentionRows(context.block_tables, *rows)
+                one = q[token : token + 1]
+                found = kernels.paged_attention(one, cache, alone, head_dim**-0.5, window=window)
+                assert torch.equal(found[0], results[0][token])
+    assert_close(*results)
