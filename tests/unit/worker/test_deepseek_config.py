@@ -185,6 +185,7 @@ def test_glm_4() -> None:
         ({"index_head_dim": 32}, "index_head_dim 32 is too small"),
         ({"index_n_heads": 129}, "index_n_heads is 129"),
         ({"kv_lora_rank": 961}, "kv_lora_rank is 961"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"num_nextn_predict_layers": 2}, "MTP heads of more than one layer"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
     ],
