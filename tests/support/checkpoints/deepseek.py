@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def make_tiny_deepseek(
         bos_token_id=None,
         eos_token_id=list(eos_token_ids),
         num_nextn_predict_layers=1,
-        **(_SIZES | _OWN[family] | config),
+        **copy.deepcopy(_SIZES | _OWN[family] | config),  # transformers adds to what it is given
     )
     model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)
     with torch.no_grad():
