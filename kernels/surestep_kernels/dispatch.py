@@ -64,8 +64,6 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
-    if case.latent and kernels.latent is None:
-        raise InvalidRequest("models with latent attention (MLA) run on CPUs only", param="device")
     if device == "cpu" and attention_backend == "auto":
         refuse_unsupported(case)
         return kernels

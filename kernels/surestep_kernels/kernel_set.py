@@ -83,7 +83,7 @@ class KernelSet:
     ngram: Ngram
     delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
     route_sigmoid: RouteSigmoid = route_sigmoid_reference
-    latent: LatentOps | None = None  # None: models with latent attention are not served
+    latent: LatentOps = LATENT_REFERENCE
     step: StepOps = CPU_REFERENCE
     products: PlainProducts | None = None  # with unquantised weights, where there is a choice
     affine: bool = True  # pack_quantized takes affine weights
@@ -225,5 +225,4 @@ REFERENCE = KernelSet(
     pack_experts=pack_experts_reference,
     moe=moe_reference,
     ngram=ngram_reference,
-    latent=LATENT_REFERENCE,
 )

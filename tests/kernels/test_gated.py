@@ -96,3 +96,13 @@ def test_ties_of_groups_and_of_experts(native: KernelSet, reference: KernelSet) 
         weights, experts = kernels.route_sigmoid(torch.zeros(1, 6), how)
         assert experts.tolist() == [[2, 3]]
         assert weights.tolist() == [[1.5, 1.5]]
+
+
+def test_a_score_that_is_no_number_is_not_hidden(native: KernelSet, reference: KernelSet) -> None:
+    how = SigmoidChoice(torch.zeros(6), 3, 1, 2, normalize=True, scale=1.0)
+    logits = torch.zeros(2, 6)
+    logits[1, 5] = torch.nan
+    for kernels in (native, reference):
+        weights, experts = kernels.route_sigmoid(logits, how)
+        assert weights.isnan().any(dim=1).tolist() == [False, True]
+        assert experts.sort(dim=1).values.diff().min() > 0

@@ -62,6 +62,8 @@ LIMITS = (
     ("_attend_kernel", "D=256 torch.bfloat16 decode fp8", ATTEND._replace(stack=104)),
     ("_attend_kernel", "D=256", ATTEND._replace(stack=288)),
     ("_attend_kernel", "", ATTEND),
+    ("_attend_latents_kernel", "", ATTEND),
+    ("_score_positions_kernel", "float32", Limit(stack=1 << 10, shared=64 << 10, programs=1)),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     (SEQUENTIAL, "", Limit(stack=0, shared=144 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.experts.route import route
+from surestep_kernels.gpu.experts.route import route, route_sigmoid
+from surestep_kernels.ops.route import SigmoidChoice
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -59,3 +60,45 @@ def test_what_is_no_number_is_not_hidden(
 def test_no_tokens(gpu: str) -> None:
     weights, experts = route(torch.empty(0, 6, device=gpu), 4, normalize=True)
     assert weights.shape == experts.shape == (0, 4)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "groups", "kept", "top_k"), [(7, 1, 1, 3), (24, 4, 2, 5), (64, 8, 4, 8)]
+)
+def test_sigmoid_scores(
+    gpu: str,
+    reference: KernelSet,
+    num_experts: int,
+    groups: int,
+    kept: int,
+    top_k: int,
+    normalize: bool,
+) -> None:
+    logits, bias = torch.randn(13, num_experts) * 3, torch.randn(num_experts)
+    how = SigmoidChoice(bias, groups, kept, top_k, normalize, 2.5)
+    expected, chosen = reference.route_sigmoid(logits, how)
+    how = how._replace(bias=bias.to(gpu))
+    weights, experts = route_sigmoid(logits.to(gpu), how)
+    assert torch.equal(experts.cpu(), chosen)
+    torch.testing.assert_close(weights.cpu(), expected)
+    alone = [route_sigmoid(row.to(gpu), how)[0] for row in logits.split(1)]
+    assert torch.equal(weights, torch.cat(alone))
+
+
+def test_ties_of_groups_and_of_sigmoid_scores(gpu: str) -> None:
+    bias = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0], device=gpu)
+    how = SigmoidChoice(bias, 3, 1, 2, normalize=True, scale=3.0)
+    weights, experts = route_sigmoid(torch.zeros(1, 6, device=gpu), how)
+    assert experts.tolist() == [[2, 3]]
+    assert weights.tolist() == [[1.5, 1.5]]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy, as interpreter
+def test_a_sigmoid_score_that_is_no_number_is_not_hidden(gpu: str) -> None:
+    how = SigmoidChoice(torch.zeros(6, device=gpu), 3, 1, 2, normalize=True, scale=1.0)
+    logits = torch.zeros(2, 6)
+    logits[1, 5] = torch.nan
+    weights, experts = route_sigmoid(logits.to(gpu), how)
+    assert weights.isnan().any(dim=1).tolist() == [False, True]
+    assert experts.sort(dim=1).values.diff().min() > 0

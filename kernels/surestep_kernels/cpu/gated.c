@@ -172,7 +172,11 @@ static void sigmoid_task_of_row(const void *job, long row)
         for (long i = e; i < e + 8 && i < j->num_experts; i++) x[i - e] = z[i];
         store8(scores, e, sigmoid8(x), F32);
     }
-    for (long e = 0; e < j->num_experts; e++) biased[e] = scores[e] + j->bias[e];
+    int spoilt = 0;
+    for (long e = 0; e < j->num_experts; e++) {
+        biased[e] = scores[e] + j->bias[e];
+        spoilt |= scores[e] != scores[e];
+    }
     if (j->groups > 1) limit_groups(j, biased, taken);
     for (long n = 0; n < j->top_k; n++) {
         const long best = take_greatest(biased, taken, j->num_experts);
@@ -181,7 +185,7 @@ static void sigmoid_task_of_row(const void *job, long row)
         total += weights[n];
     }
     for (long n = 0; n < j->top_k; n++)
-        weights[n] = (j->normalize ? weights[n] / (total + 1e-20f) : weights[n]) * j->scale;
+        weights[n] = spoilt ? NAN : (j->normalize ? weights[n] / (total + 1e-20f) : weights[n]) * j->scale;
 }
 
 /* logits [rows, num_experts] -> weights and experts [rows, top_k]: see ops/route.py. */

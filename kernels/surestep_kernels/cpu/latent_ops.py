@@ -17,7 +17,7 @@ from surestep_kernels.mixers.paged_attention import AttentionRows
 
 from .binding import DTYPE_CODES, bind
 
-_PAGE_CODES = {**DTYPE_CODES, FP8: 2}  # as in cpu/latent.c
+_PAGE_CODES = {**DTYPE_CODES, FP8: 2}  # as in cpu/latent.h
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _ATTEND: list[Any] = [*[_P] * 8, *[_L] * 7, _F, _I, _I]

@@ -10,11 +10,12 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from surestep_kernels.gpu.attention.head_projection import project_heads_of_partials
+from surestep_kernels.gpu.attention.latent_choice import LATENT_OPS
 from surestep_kernels.gpu.attention.rotary import rotary
 from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.experts.mixture import mix_experts_add_rms_norm, route_tokens
 from surestep_kernels.gpu.experts.moe import moe, pack_experts
-from surestep_kernels.gpu.experts.route import route
+from surestep_kernels.gpu.experts.route import route, route_sigmoid
 from surestep_kernels.gpu.launch.compilations import watch_compilations
 from surestep_kernels.gpu.products.families import Products
 from surestep_kernels.gpu.products.linear import LinearPartials, linear_partials, pack_quantized
@@ -130,6 +131,8 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         pack_experts=pack_experts,
         moe=partial(moe, fp8_rows=True) if fp8 else moe,
         ngram=ngram,
+        latent=LATENT_OPS,
+        route_sigmoid=route_sigmoid,
         delta_chunk=CHUNK,
         step=STEP_OPS,
         compilations=watch_compilations(),

@@ -42,7 +42,8 @@ def route_sigmoid_reference(logits: Tensor, how: SigmoidChoice) -> tuple[Tensor,
     """Return weights f32[T, k] and experts i64[T, k] for logits f32[T, E].
 
     The experts with the greatest biased scores are chosen among the groups whose two best add up to
-    the most; of equal ones the lowest index comes first. Their weights are scores without bias.
+    the most; of equal ones the lowest index comes first. Their weights are scores without bias, and
+    NaN where any score is.
     """
     scores = logits.sigmoid()
     biased = scores + how.bias
@@ -56,7 +57,8 @@ def route_sigmoid_reference(logits: Tensor, how: SigmoidChoice) -> tuple[Tensor,
     weights = scores.gather(1, experts)
     if how.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return weights * how.scale, experts
+    spoilt = scores.isnan().any(dim=1, keepdim=True)
+    return (weights * how.scale).masked_fill(spoilt, float("nan")), experts.contiguous()
 
 
 def _greatest(x: Tensor, count: int) -> Tensor:

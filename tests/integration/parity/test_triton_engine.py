@@ -36,6 +36,7 @@ DRAFTERS = {
     "eagle3_hybrid_bench": ("eagle3",),
     "least_gpt_oss_bench": ("none", "ngram", "flip-1", "eagle3"),
     "least_mxfp4_bench": ("none", "flip-1", "eagle3"),
+    "glm_dsa_bench": ("none", "mtp"),
 }
 # The interpreter is slow: without a GPU each is tried in one mode, on short answers but where drafts
 # are found in what was answered; and capturing every kind of step takes longest.
@@ -49,6 +50,7 @@ INTERPRETED = (
     ("least_gpt_oss_bench", "eagle3", "late"),
     ("least_mxfp4_bench", "none", "eager"),
     ("least_mxfp4_bench", "flip-1", "late"),
+    ("glm_dsa_bench", "none", "eager"),
 )
 EVERY = tuple(
     (name, drafter, mode)

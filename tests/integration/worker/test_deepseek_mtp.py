@@ -25,7 +25,9 @@ TP = TensorParallel()
 
 @torch.no_grad()
 @pytest.mark.parametrize("own_vocabulary", [False, True])
-@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "glm4_moe"]
+)
 def test_drafts_are_those_of_the_definition(
     family: str, own_vocabulary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm-5": {"family": "glm_moe_dsa"},
     "glm-5, all choose": {"family": "glm_moe_dsa", "index_topk_freq": 1},
     "glm-5, dense": {"family": "glm_moe_dsa", "index_topk": 64},
+    "glm-4.7-flash": {"family": "glm4_moe_lite"},
     "glm-4.5": {"family": "glm4_moe", "attention_bias": True},
     "glm-4.5, tied, no norms": {
         "family": "glm4_moe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v32 import DeepseekV32Config
 from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe_lite import Glm4MoeLiteConfig
 from transformers.models.glm_moe_dsa import GlmMoeDsaConfig
 
 MAX_POSITION = 512
@@ -24,6 +26,7 @@ _KINDS: dict[str, Any] = {
     "deepseek_v32": DeepseekV32Config,
     "glm_moe_dsa": GlmMoeDsaConfig,
     "glm4_moe": Glm4MoeConfig,
+    "glm4_moe_lite": Glm4MoeLiteConfig,
 }
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -54,6 +57,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, "n_group": 4, "topk_group": 2},
     "deepseek_v32": {**_LATENT, **_INDEXER, "n_group": 2, "topk_group": 1},
     "glm_moe_dsa": {**_LATENT, **_INDEXER, "index_topk_freq": 2, "index_skip_topk_offset": 2},
+    "glm4_moe_lite": _LATENT,
     "glm4_moe": {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True},
 }
 
@@ -82,7 +86,7 @@ def make_tiny_deepseek(
         bos_token_id=None,
         eos_token_id=list(eos_token_ids),
         num_nextn_predict_layers=1,
-        **(_SIZES | _OWN[family] | config),
+        **copy.deepcopy(_SIZES | _OWN[family] | config),  # transformers adds to what it is given
     )
     model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)
     with torch.no_grad():

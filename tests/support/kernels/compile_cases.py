@@ -14,14 +14,19 @@ from gpu_sizes import Work, i32, kernels
 from support.kernels.compile_expert_cases import mixtures, quantised
 from support.kernels.compile_launch import BF16, FP32, META, Launch
 from surestep_kernels import PackedLinear
+from surestep_kernels.gpu.attention.latent_attention import attend
+from surestep_kernels.gpu.attention.latent_choice import choose
 from surestep_kernels.gpu.attention.paged_attention import paged_attention
 from surestep_kernels.gpu.attention.store_kv import store_kv
+from surestep_kernels.gpu.experts.route import route_sigmoid
 from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.step.shape_logits import shape_logits
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.ops.route import SigmoidChoice
 from surestep_kernels.step.shape_logits import Biases, Forbidden, Positions, Shaping
+from torch import Tensor
 
 # Their cases look at values.
 WITH_MEMORY = (
@@ -41,6 +46,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
     for sizes in (*MODELS, TINY) if full else (MODELS[1], MODELS[2]):
         yield from _of_model(_fewer(sizes, full=full))
     yield from _attention(full=full)
+    yield from _latents()
     yield from _products()
     yield from _fused()
     yield from _tiles()
@@ -102,6 +108,28 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "window and sinks": {"window": 300, "sinks": True},
     "fp8": {"fp8": True},
 }
+
+
+def _latents() -> Iterator[Launch]:
+    """As wide and as many as GLM-5's; and its router, and that of DeepSeek-V3."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    rows = AttentionRows(empty(8, 64), empty(8, dtype=torch.int64), empty(9), empty(8), 4)
+    for dtype, page_dtype in ((BF16, BF16), (BF16, FP8), (FP32, FP32)):
+        pages, keys = (empty(64, BLOCK_SIZE, width, dtype=page_dtype) for width in (576, 128))
+        q, index = (empty(32, *heads, dtype=dtype) for heads in ((64, 576), (32, 128)))
+        for name, chosen in (("dense", None), ("sparse", empty(32, 2048))):
+            run = partial(attend, q, pages, rows, 0.1, 512, chosen)
+            yield Launch("paged_attention", f"latents {dtype} in {page_dtype} {name}", run)
+        run = partial(choose, index, empty(32, 32, dtype=FP32), keys, rows, 2048)
+        yield Launch("paged_attention", f"choice {dtype} in {page_dtype}", run)
+    logits, bias = empty(32, 256, dtype=FP32), empty(256, dtype=FP32)
+    for groups, kept in ((1, 1), (8, 4)):
+        how = SigmoidChoice(bias, groups, kept, 8, normalize=True, scale=2.5)
+        named = f"sigmoid scores in {groups} groups"
+        yield Launch("paged_attention", named, partial(route_sigmoid, logits, how))
 
 
 def _attention(*, full: bool) -> Iterator[Launch]:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 _ALONE = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,
-    "mlp_layer_types": None,
+    "mlp_layer_types": ["sparse"],
     "indexer_types": None,
     "layer_types": None,
 }

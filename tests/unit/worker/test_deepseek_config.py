@@ -10,6 +10,7 @@ import pytest
 from support.checkpoints.deepseek import make_tiny_deepseek
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
+from surestep_kernels.kernel_set import REFERENCE
 from surestep_kernels.mixers.kv_cache import FP8
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.model_folder import ConfigFiles
@@ -184,6 +185,7 @@ def test_glm_4() -> None:
         ({"index_head_dim": 32}, "index_head_dim 32 is too small"),
         ({"index_n_heads": 129}, "index_n_heads is 129"),
         ({"kv_lora_rank": 961}, "kv_lora_rank is 961"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"num_nextn_predict_layers": 2}, "MTP heads of more than one layer"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
     ],
@@ -199,10 +201,11 @@ def test_ranks_that_do_not_divide_the_model() -> None:
 
 
 def test_what_kernels_are_asked_for(tmp_path: Path) -> None:
-    """Latents of any width, also in FP8; devices without these ops are refused."""
+    """Latents of any width and for any number of heads, also in FP8; backends do not matter."""
     case = attention_case(ModelSource(make_tiny_deepseek(tmp_path)), "cpu", "auto", 16)
     assert case.latent
     for wanted in (case, replace(case, head_dim=576, group=128), replace(case, cache_dtype=FP8)):
-        assert load_kernels("cpu", case=wanted).latent is not None
-    with pytest.raises(InvalidRequest, match="run on CPUs only"):
-        load_kernels("cuda", case=replace(case, device="cuda", capability=90))
+        kernels = load_kernels("cpu", case=wanted)
+        assert kernels.latent is not REFERENCE.latent
+    with pytest.raises(InvalidRequest, match="needs attention_backend torch"):
+        load_kernels("cpu", case=replace(case, head_dim=576, latent=False))

@@ -1,5 +1,5 @@
-"""Configuration of DeepSeek-V3, V3.2 and GLM-5 (latent attention, dense or sparse), and of GLM-4.5,
-which has ordinary attention and the same experts."""
+"""Configuration of DeepSeek-V3, V3.2, GLM-5 and GLM-4.7-Flash (latent attention, dense or sparse),
+and of GLM-4.5, which has ordinary attention and the same experts."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ DEEPSEEK_ARCHITECTURES: Mapping[str, Traits] = {
     "DeepseekV3ForCausalLM": Traits(),
     "DeepseekV32ForCausalLM": Traits(indexer=True),
     "GlmMoeDsaForCausalLM": Traits(indexer=True, index_interleaved=True, index_heads=32),
+    "Glm4MoeLiteForCausalLM": Traits(dense_layers=1),
     "Glm4MoeForCausalLM": Traits(latent=False, dense_layers=1),
 }
 
@@ -92,7 +93,8 @@ class DeepseekConfig(SparseConfig):
         raw = Fields(files.config)
         architecture = architecture_of(files.config)
         traits = lookup(architecture, DEEPSEEK_ARCHITECTURES)
-        refuse_unserved(raw.without("partial_rotary_factor"))
+        partial = "partial_rotary_factor"
+        refuse_unserved(raw if traits.latent else raw.without(partial))
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         refuse_deep_heads(raw, "num_nextn_predict_layers")
         sizes, rope = read_sizes(raw), rope_parameters(raw)
@@ -106,7 +108,7 @@ class DeepseekConfig(SparseConfig):
             architecture=architecture,
             **(sizes if latent is None else {**sizes, "num_kv_heads": sizes["num_heads"]}),
             intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
-            rope=read_rope(raw, rope.without("partial_rotary_factor")),
+            rope=read_rope(raw, rope if traits.latent else rope.without(partial)),
             rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"], latent),
             sliding_window=None,
             qkv_bias=bias,

@@ -124,7 +124,6 @@ class LatentAttention:
         config, weights, kernels = context.config, context.weights, context.kernels
         sizes = config.latent
         assert sizes is not None
-        assert kernels.latent is not None
         self._ops, self._attend = kernels, kernels.latent.attend
         self._cache_layer, self._rotary, self._sizes = cache_layer, context.rotary, sizes
         self._heads = config.num_heads // context.shard.tp.size
@@ -182,7 +181,6 @@ class Indexer:
     ) -> None:
         weights, kernels = context.weights, context.kernels
         assert sizes is not None
-        assert kernels.latent is not None
         self._ops, self._choose, self._sizes = kernels, kernels.latent.choose, sizes
         self._rotary = context.rotary
         rope_dim = context.config.rotary_dim

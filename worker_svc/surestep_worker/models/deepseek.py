@@ -1,5 +1,5 @@
-"""DeepSeek-V3, V3.2, GLM-5 and GLM-4.5: where the parameters of their checkpoints are, with the
-layer behind the last one, which is the MTP head."""
+"""DeepSeek-V3, V3.2, GLM-5, GLM-4.7-Flash and GLM-4.5: where the parameters of their checkpoints
+are, with the layer behind the last one, which is the MTP head."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.ops.route import SigmoidChoice
 
 _LEAST = tl.constexpr(-3.4e38)  # what is lower is as good as this
 
@@ -74,6 +75,88 @@ def route(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tenso
             BLOCK_E=triton.next_power_of_2(num_experts),
             BLOCK_K=triton.next_power_of_2(top_k),
             NORMALIZE=normalize,
+            num_warps=1,
+        )
+    return weights, experts
+
+
+@DependentKernel
+@triton.jit
+def _route_sigmoid_kernel(
+    weights_ptr,  # f32[T, K]
+    experts_ptr,  # i64[T, K]
+    logits_ptr,  # f32[T, GROUPS * SIZE]
+    bias_ptr,  # f32[GROUPS * SIZE]
+    scale,  # of the weights
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,  # experts of a group
+    KEPT: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    token, choice = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_K)
+    group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
+    exists = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
+    expert = group[:, None] * SIZE + member[None, :]
+    logits = tl.load(logits_ptr + token * (GROUPS * SIZE) + expert, mask=exists, other=0.0)
+    expert = tl.where(exists, expert, GROUPS * SIZE)  # padding has no number of its own
+    scores = 1.0 / (1.0 + tl.exp(-logits))
+    left = scores + tl.load(bias_ptr + expert, mask=exists, other=0.0)
+    left = tl.where(left > _LEAST, left, _LEAST)  # no NaN to compare with
+    left = tl.where(exists, left, float("-inf"))
+    if GROUPS > 1:
+        first = tl.max(left, axis=1)
+        place = tl.min(tl.where(left == first[:, None], member[None, :], BLOCK_S), axis=1)
+        others = tl.where(member[None, :] == place[:, None], float("-inf"), left)
+        sums = tl.where(group < GROUPS, first + tl.max(others, axis=1), float("-inf"))
+        kept = group < 0
+        for _ in range(KEPT):
+            best = tl.min(tl.where(sums == tl.max(sums, axis=0), group, BLOCK_G), axis=0)
+            kept = kept | (group == best)
+            sums = tl.where(group == best, float("-inf"), sums)
+        left = tl.where(kept[:, None], left, float("-inf"))
+    weights, experts = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K,), tl.int64)
+    for i in range(K):
+        greatest = tl.max(tl.max(left, axis=1), axis=0)
+        found = tl.where(left == greatest, expert, GROUPS * SIZE)
+        best = tl.min(tl.min(found, axis=1), axis=0)
+        weight = tl.sum(tl.sum(tl.where(expert == best, scores, 0.0), axis=1), axis=0)
+        weights = tl.where(choice == i, weight, weights)
+        experts = tl.where(choice == i, best.to(tl.int64), experts)
+        left = tl.where(expert == best, float("-inf"), left)
+    if NORMALIZE:
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+    broken = (exists & (scores != scores)).to(tl.int32)
+    is_broken = tl.max(tl.max(broken, axis=1), axis=0) > 0
+    weights = tl.where(is_broken, float("nan"), weights * scale)
+    tl.store(weights_ptr + token * K + choice, weights, mask=choice < K)
+    tl.store(experts_ptr + token * K + choice, experts, mask=choice < K)
+
+
+def route_sigmoid(logits: Tensor, how: SigmoidChoice) -> tuple[Tensor, Tensor]:
+    """Route as route_sigmoid_reference. A token's experts are distinct and exist."""
+    tokens, num_experts = logits.shape
+    assert num_experts % how.groups == 0
+    assert logits.is_contiguous()
+    assert logits.dtype is how.bias.dtype is torch.float32
+    weights = logits.new_empty(tokens, how.top_k)
+    experts = torch.empty(tokens, how.top_k, dtype=torch.int64, device=logits.device)
+    size = num_experts // how.groups
+    if tokens:
+        _route_sigmoid_kernel[(tokens,)](
+            *(weights, experts, logits, how.bias, how.scale),
+            GROUPS=how.groups,
+            SIZE=size,
+            KEPT=how.kept_groups,
+            K=how.top_k,
+            BLOCK_G=triton.next_power_of_2(how.groups),
+            BLOCK_S=triton.next_power_of_2(size),
+            BLOCK_K=triton.next_power_of_2(how.top_k),
+            NORMALIZE=how.normalize,
             num_warps=1,
         )
     return weights, experts
