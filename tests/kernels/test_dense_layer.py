@@ -14,6 +14,7 @@ from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
 from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.ops.silu_and_mul import silu_and_mul_reference
 from torch import Tensor
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 72, 104, 6, 2, 24, 200
@@ -165,5 +166,8 @@ def test_a_row_does_not_depend_on_the_others(
 
 def test_other_ops_are_called_one_by_one(native: KernelSet) -> None:
     layer = make_layer(native, CASES["plain"], torch.float32)
-    other = replace(native, paged_attention=paged_attention_reference)
-    assert type(other.dense_layer(layer)) is not type(native.dense_layer(layer))
+    for other in (
+        replace(native, paged_attention=paged_attention_reference),
+        replace(native, silu_and_mul=silu_and_mul_reference),
+    ):
+        assert type(other.dense_layer(layer)) is not type(native.dense_layer(layer))

@@ -18,6 +18,12 @@ from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from .binding import DTYPE_CODES, CachePages, bind
 from .ops import CpuOps
 
+# The ops that the call is made of.
+_PARTS = (
+    *("rms_norm", "add_rms_norm", "linear", "silu_and_mul"),
+    *("rotary", "store_kv", "paged_attention"),
+)
+
 
 class _Weight(Structure):
     _fields_ = (
@@ -64,7 +70,7 @@ class CpuKernels(KernelSet):
         ops, run = self.ops, self.c_dense_layer
         assert ops is not None
         assert run is not None
-        if self.linear != ops.linear or self.paged_attention != ops.paged_attention:
+        if any(getattr(self, name) != getattr(ops, name) for name in _PARTS):
             return KernelSet.dense_layer(self, layer)
         return _OneCall(layer, run)
 

@@ -1,10 +1,10 @@
 /* y = x W^T with codes of 4 or 8 bits, W = code * scale + min, where the machine multiplies bytes.
  *
  * The panels are those of linear_quantized.c. Chunks are of up to 32 elements of k, all of one group.
- * In each, x becomes whole numbers of 23 bits and a sign, times a power of two that the largest of
- * them decides: bf16 is exact down to 2^-14 of it, and everything is within 2^-23 of it, which is no
- * more than a sum in fp32 loses. A number is three signed digits in base 256, so that three dot
- * products of bytes give the sum of code * x of a chunk without any rounding, with a third of the
+ * In each, x becomes whole numbers of 22 bits and a sign, times a power of two that the largest of
+ * them decides: bf16 is exact down to 2^-14 of it, and everything is within 2^-22 of it, which is
+ * about what a sum in fp32 loses. A number is three signed digits in base 256, so that three dot
+ * products of bytes give the sum of code * x of a chunk without any rounding, with about half of the
  * instructions that fp32 takes. Scales and mins are applied once per chunk.
  *
  * Every output element is one chain of fused multiply-adds over the chunks, whatever the number of
