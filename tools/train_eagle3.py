@@ -148,6 +148,7 @@ def _train(
             layers=layers,
             draft_vocab=len(token_ids),
             covered=float(torch.isin(torch.tensor(wanted), token_ids).double().mean()),
+            began=f"that of {args.start}" if args.start else "the model's last one",
             parameters=sum(p.numel() for p in head.parameters()),
             epochs=args.epochs,
             accepted=measure(held_out),

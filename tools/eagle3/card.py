@@ -20,6 +20,7 @@ class Facts(NamedTuple):
     draft_vocab: int
     covered: float  # share of the tokens of held-out answers that can be drafted
     parameters: int
+    began: str  # the head was what before
     epochs: float
     accepted: Sequence[float]  # share of windows whose first 1, 2, .. drafts are right
 
@@ -32,7 +33,7 @@ def write_card(folder: Path, facts: Facts) -> None:
         f"""# EAGLE-3 head for {facts.model}
 
 Drafts for {facts.model}, from its hidden states after {_listed(facts.layers)} layers.
-{millions:.1f} million parameters in bfloat16: one layer, which began as the model's last one. It
+{millions:.1f} million parameters in bfloat16: one layer, which began as {facts.began}. It
 drafts from {facts.draft_vocab} tokens, which are {covered:.1f} % of the tokens of held-out answers.
 
 ```bash
