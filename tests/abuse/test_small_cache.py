@@ -13,7 +13,7 @@ import pytest
 from support.faults.deprived_server import SEED, Abused, abused, until
 from support.faults.streams import KINDS, Tally, ask
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=0)]
 STREAMS, CHOICES, TOKENS = 16, 4, 70
 BLOCK_SIZE, BLOCKS = 8, 40
 BLOCK_BYTES = 4 << 10  # of the tiny model

@@ -117,6 +117,7 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     assert served_from(tmp_path) == []
 
 
+@pytest.mark.rotates(2, turn=1)
 def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> None:
     """Sampled at a temperature, because a draft that repeats the text is rejected there."""
     (tmp_path / "sitecustomize.py").write_text(WRONG_WORKER)
