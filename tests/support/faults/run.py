@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openai import AsyncOpenAI
-from support.faults.cases import Fault, Setup, shown
+from support.faults.cases import GLM, Fault, Setup, shown
 from support.faults.server import STEP_CEILING_S, FaultyServer, Holdings
-from support.faults.streams import LATE, Answer, Ask, Tally, differences, late_stop, mix, stream
+from support.faults.streams import (
+    LATE,
+    MAX_TOKENS,
+    Answer,
+    Ask,
+    Tally,
+    differences,
+    late_stop,
+    mix,
+    stream,
+)
 
 _RUN_S = 90.0  # for all streams, fault included
 _MAX_ENDED = 3  # streams before the fault: drafts that are all accepted make some fast
@@ -43,7 +53,7 @@ def client_of(url: str) -> AsyncOpenAI:
 
 def prepare(server: FaultyServer, setup: Setup, model: Path, rng: random.Random) -> Served:
     """Run the sixteen streams without a fault; stop strings are cut from what they say."""
-    asks = mix(rng)
+    asks = mix(rng, max_tokens=MAX_TOKENS // 2 if setup == GLM else MAX_TOKENS)  # it is slow
     expected = asyncio.run(run(server.stack.url, asks))
     stops = [index for index, ask in enumerate(asks) if ask.kind == "stop string"]
     for index in stops:
