@@ -85,7 +85,7 @@ def test_signals_at_one_spot_are_nobodys_fault(
             os.kill(pid, signal.SIGKILL)
         assert ids(answer.result()) == quiet
     assert server.stack.metric("surestep:poisoned_requests_total") == 0
-    assert [cause for _, cause in server.facts().incidents] == ["worker_exit"] * kills
+    assert [incident.cause for incident in server.facts().incidents] == ["worker_exit"] * kills
 
 
 def test_one_among_sixteen_that_ends_the_ranks_fails_alone(server: FaultyServer) -> None:

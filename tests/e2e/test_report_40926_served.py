@@ -13,20 +13,12 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from support.checkpoints.deepseek import TOP_K, make_tiny_deepseek
-from support.checkpoints.quantize import quantize
+from support.checkpoints.deepseek import TOP_K, make_tiny_glm_fp8
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(2, turn=0)]
 
 LONGEST = 202752
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "max_position_embeddings": LONGEST,
-}
-PLAIN = ("gate", "weights_proj", "eh_proj")  # in the FP8 files, beside norms and vocabulary
 # As in the report, but for the number of GPUs, the store of LMCache and the parsers of text.
 REPORTED = (
     *("--served-model-name", "glm", "--tensor-parallel-size", "2", "--enable-expert-parallel"),
@@ -40,9 +32,7 @@ TEXT = " ".join(["the dog and the fox,"] * 6)
 
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("glm") / "model"
-    make_tiny_deepseek(folder, "glm_moe_dsa", tokenizer=True, **SIZES)
-    model = quantize(folder, "fp8", plain=PLAIN).quantized
+    model = make_tiny_glm_fp8(tmp_path_factory.mktemp("glm") / "model", LONGEST)
     with serve(model, tmp_path_factory.mktemp("glm-logs"), *REPORTED, *OURS) as running:
         yield running
 

@@ -3,8 +3,9 @@
 Methods of the worker are wrapped as their modules are imported. A wrapped method looks for a file
 named after its place and its rank (`forward-0`) in the folder that FAULT_TRIGGERS names; the file
 says what to do, in JSON, and is gone before it is done: one trigger, one fault. One with a "token"
-waits for the first forward pass over that token. The product knows nothing of this. A method that
-is no longer there ends the process with an AttributeError.
+waits for the first forward pass over that token; those of a layer and of a collective are looked
+for within the model's forward pass only, not within its drafter's. The product knows nothing of
+this. A method that is no longer there ends the process with an AttributeError.
 
 FAULT_PACE_S seconds are added to every forward pass: tiny models are done before a client on a busy
 machine has seen half of their tokens, and a fault would find nobody. A forward pass over the token
@@ -19,6 +20,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -30,6 +32,9 @@ FOLDER = Path(os.environ.get("FAULT_TRIGGERS", "."))
 RANK = os.environ.get("SURESTEP_RANK", "0")
 PACE_S = float(os.environ.get("FAULT_PACE_S", "0"))
 FATAL_TOKEN = int(os.environ.get("FAULT_FATAL_TOKEN", "-1"))
+
+WITHIN_FORWARD = ("layer", "collective")
+IN_FORWARD = threading.Event()  # the step thread is there
 
 Order = dict[str, Any]
 Method = Callable[..., Any]
@@ -61,6 +66,8 @@ def suffer(order: Order) -> None:
             time.sleep(order["s"])
         case "hold-the-lock":  # PyDLL does not let go of the interpreter
             ctypes.PyDLL(None).usleep(int(1e6 * order["s"]))
+        case "compute":  # as a kernel does: without the interpreter
+            ctypes.CDLL(None).usleep(int(1e6 * order["s"]))
 
 
 def spoil(order: Order, answer: Any) -> Any:
@@ -71,6 +78,8 @@ def spoil(order: Order, answer: Any) -> Any:
         case "garbage":
             answer.ids[:] = 1 << 30
             answer.counts[:] = 1
+        case "stay":
+            ctypes.CDLL(None).usleep(int(1e6 * order["s"]))
     return answer
 
 
@@ -79,17 +88,35 @@ def wrap(owner: type, name: str, place: str) -> None:
     method: Method = getattr(owner, name)
 
     def faulty(*arguments: Any, **named: Any) -> Any:
-        tokens: Sequence[int] = ()
-        if place == "forward":
-            time.sleep(PACE_S)
-            tokens = arguments[1].token_ids.tolist()
-            if FATAL_TOKEN in tokens:
-                os.abort()
-        order = ordered(place, tokens)
+        if place in WITHIN_FORWARD and not IN_FORWARD.is_set():
+            return method(*arguments, **named)
+        order = ordered(place)
         suffer(order)
+        if order.get("do") == "skip":
+            return arguments[1]  # as it was given
         return spoil(order, method(*arguments, **named))
 
     setattr(owner, name, faulty)
+
+
+def wrap_forward(owner: type) -> None:
+    """Put faults around the model's forward pass, and make it slow."""
+    method: Method = owner.forward  # type: ignore[attr-defined]
+
+    def faulty(self: Any, batch: Any, caches: Any) -> Any:
+        time.sleep(PACE_S)
+        tokens = batch.token_ids.tolist()
+        if FATAL_TOKEN in tokens:
+            os.abort()
+        order = ordered("forward", tokens)
+        suffer(order)
+        IN_FORWARD.set()
+        try:
+            return method(self, batch, caches)
+        finally:
+            IN_FORWARD.clear()
+
+    owner.forward = faulty  # type: ignore[attr-defined]
 
 
 class FaultyContext:
@@ -139,9 +166,18 @@ def _methods(owner: str, **places: str) -> Callable[[ModuleType], None]:
     return patch
 
 
+def _patch_decoder(module: ModuleType) -> None:
+    wrap_forward(module.Decoder)
+    wrap(module.Decoder, "logits", "logits")
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.process.service": _patch_service,
-    "surestep_worker.models.decoder": _methods("Decoder", forward="forward", logits="logits"),
+    "surestep_worker.distributed.tensor_parallel": _methods(
+        "TensorParallel", all_reduce="collective"
+    ),
+    "surestep_worker.layers.decoder_layer": _methods("DecoderLayer", __call__="layer"),
+    "surestep_worker.models.decoder": _patch_decoder,
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),
     "surestep_worker.drafters.head": _methods("HeadSteps", draft="propose"),

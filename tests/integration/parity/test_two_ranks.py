@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.clients.vector_requests import for_vectors
 from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, serve
+from support.parity.latent_models import LATENT_RANK_MUTANTS, make_glm_with_ties
 from support.parity.mutants import PERTURBED_STEP
 from support.processes.ports import free_address
 from support.ranks.pair import RankFailed, RankSetup, two_ranks
@@ -55,6 +56,37 @@ def test_two_ranks_of_gpt_oss_equal_one(
 def test_two_ranks_with_indexers_equal_one(glm_dsa_bench: ParityBench) -> None:
     """Heads are shared out; latents, index keys and what is chosen are the same on both."""
     assert_disordered_pair_equals_one(glm_dsa_bench, "mtp", 3, depth=1)
+
+
+@pytest.fixture(scope="module")
+def glm_with_ties(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return ParityBench(tmp_path_factory.mktemp("glm_with_ties"), make_glm_with_ties)
+
+
+def wrong_answers_of_experts(bench: ParityBench, mutant: str) -> set[str]:
+    """Which of some requests two ranks that share out whole experts answer otherwise than one."""
+    setup = setup_of(bench, "mtp", 3, mutant)._replace(expert_parallel=True)
+    with two_ranks(setup) as (step, facts):
+        answers = serve(step, facts, bench.requests[::4], WHERE, depth=1)
+    assert len(answers) > 5
+    return {n for n, a in answers.items() if a.token_ids != bench.expected[n].token_ids}
+
+
+def test_experts_and_ties_of_two_ranks(glm_with_ties: ParityBench) -> None:
+    assert wrong_answers_of_experts(glm_with_ties, mutant="") == set()
+
+
+@pytest.mark.parametrize("mutant", LATENT_RANK_MUTANTS)
+@pytest.mark.rotates(2)
+def test_a_rank_that_strays_is_seen(glm_with_ties: ParityBench, mutant: str) -> None:
+    """The digests do not tell: both ranks have the same wrong sums."""
+    assert wrong_answers_of_experts(glm_with_ties, mutant)
+
+
+@pytest.mark.rotates(3, turn=0)
+def test_where_no_scores_are_equal_ties_do_not_matter(glm_dsa_bench: ParityBench) -> None:
+    """So it is ties that the mutant above is caught by, not how it computes scores."""
+    assert wrong_answers_of_experts(glm_dsa_bench, "ties_to_the_highest_positions") == set()
 
 
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])

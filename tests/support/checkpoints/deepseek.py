@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.quantize import quantize
 from support.checkpoints.tiny import EOS_TOKEN_ID, make_tiny_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -98,6 +99,21 @@ def make_tiny_deepseek(
     if tokenizer:
         make_tiny_tokenizer(path, vocab, MAX_POSITION)
     return path
+
+
+def make_tiny_glm_fp8(path: Path, max_position: int) -> Path:
+    """Write a GLM-5 with its MTP layer and a tokenizer; returns the folder, beside `path`, of its
+    copy whose linear layers are FP8 in blocks, as in GLM-5.1-FP8."""
+    make_tiny_deepseek(
+        path,
+        "glm_moe_dsa",
+        tokenizer=True,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        max_position_embeddings=max_position,
+    )
+    return quantize(path, "fp8", plain=("gate", "weights_proj", "eh_proj")).quantized
 
 
 def _vary(name: str, tensor: Tensor) -> None:

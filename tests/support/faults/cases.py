@@ -19,11 +19,16 @@ Proof = Callable[[Facts, Facts], bool]  # before and after
 class Setup:
     """What a server of the matrix is started with."""
 
-    speculation: str  # none, ngram or mtp
+    speculation: str  # none, ngram, mtp; or glm, which is a model of its own with mtp
     ranks: int
 
     def __str__(self) -> str:
         return f"{self.speculation}-tp{self.ranks}"
+
+    @property
+    def drafter(self) -> str:
+        """As in `drafters` of a fault."""
+        return "mtp" if self == GLM else self.speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,14 @@ class Fault:
     setups: tuple[str, ...]
     drafters: tuple[str, ...] = ("none", "ngram", "mtp")
     causes: tuple[str, ...] = ()  # of the lost epoch, in the server's own words, if it knows any
+    needs_ranks: bool = False  # several
     needs_drafts: bool = False  # speculation must not be suspended for an earlier fault
     waits_for: str = ""  # the part of the product that is not there yet
 
 
 SETUPS = tuple(Setup(*pair) for pair in itertools.product(("none", "ngram", "mtp"), (1, 2)))
+GLM = Setup("glm", 2)  # vllm-project/vllm#40926; meets the faults that name it, and no others
+_GLM_ONE_IN, _GLM_TURN = 4, 1  # shares
 _FIRST = ("none-tp1", "ngram-tp2", "mtp-tp1")  # in shares of even numbers; the others in odd ones
 _DRAFTING = ("ngram", "mtp")
 
@@ -55,21 +63,27 @@ def cases(share: int | None) -> Iterator[tuple[Setup, Fault]]:
     """What to run, setup by setup: each fault of this half once, or all of them everywhere."""
     for setup, fault in itertools.product(SETUPS, FAULTS):
         chosen = share is None or str(setup) == _setup_of(fault, share)
-        if chosen and setup.speculation in fault.drafters and not fault.waits_for:
+        if chosen and _concerns(fault, setup) and not fault.waits_for:
             yield setup, fault
+    if share is None or share % _GLM_ONE_IN == _GLM_TURN:
+        yield from ((GLM, fault) for fault in FAULTS if str(GLM) in fault.setups)
+
+
+def _concerns(fault: Fault, setup: Setup) -> bool:
+    return setup.drafter in fault.drafters and (setup.ranks > 1 or not fault.needs_ranks)
 
 
 def _setup_of(fault: Fault, share: int) -> str | None:
     """Where a fault is met in this share; None if it is the turn of other setups."""
     half, times = share % 2, share // 2
-    setups = [setup for setup in fault.setups if turn_of(setup) == half]
+    setups = [name for name in fault.setups if name != str(GLM) and turn_of(name) == half]
     return setups[times % len(setups)] if setups else None
 
 
 def shown(fault: Fault, before: Facts, after: Facts) -> bool:
     """Whether the server shows that the fault happened, and names one of its causes."""
-    new = {cause for epoch, cause in after.incidents if (epoch, cause) not in before.incidents}
-    return fault.proof(before, after) and (not fault.causes or bool(new & set(fault.causes)))
+    causes = {incident.cause for incident in after.since(before)}
+    return fault.proof(before, after) and (not fault.causes or bool(causes & set(fault.causes)))
 
 
 # -- what shows that it happened ---------------------------------------------------------------
@@ -143,12 +157,13 @@ def _order_first(place: str, do: str, **details: float) -> Inject:
 
 # A rank may be stopped in its drafter, and nobody can tell from outside that it is not to blame.
 _EXIT, _HANG = ("worker_exit",), ("worker_hang", "drafter")
+_STUCK = ("worker_hang",)  # where it is to blame, however many ranks wait for it
 _ERROR = "worker_error", "connection"  # the stream of a failed step may be seen to break first
 
 FAULTS = (
     Fault(
         *("rank-killed", _signal(signal.SIGKILL), rank_replaced, 20),
-        setups=("none-tp1", "ngram-tp1", "ngram-tp2", "mtp-tp2"),
+        setups=("none-tp1", "ngram-tp1", "ngram-tp2", "mtp-tp2", "glm-tp2"),
         causes=_EXIT,
     ),
     Fault(
@@ -170,6 +185,30 @@ FAULTS = (
         *("lock-held", _order("forward", "hold-the-lock", s=FOREVER_S), rank_replaced, 30),
         setups=("none-tp2",),
         causes=_HANG,
+    ),
+    Fault(
+        *("kernel-never-ends", _order("layer", "compute", s=FOREVER_S), rank_replaced, 30),
+        setups=("none-tp1", "glm-tp2"),
+        causes=_STUCK,
+    ),
+    Fault(
+        *("collective-skipped", _order("collective", "skip"), rank_replaced, 30),
+        setups=("none-tp2", "glm-tp2"),
+        causes=_STUCK,
+        needs_ranks=True,
+    ),
+    Fault(
+        *("collective-not-entered", _order("collective", "sleep", s=FOREVER_S)),
+        *(rank_replaced, 30),
+        setups=("mtp-tp2", "glm-tp2"),
+        causes=_STUCK,
+        needs_ranks=True,
+    ),
+    Fault(
+        *("collective-not-left", _order("collective", "stay", s=FOREVER_S), rank_replaced, 30),
+        setups=("ngram-tp2", "glm-tp2"),
+        causes=_STUCK,
+        needs_ranks=True,
     ),
     Fault(
         *("forward-raises", _order("forward", "raise"), epoch_ended, 20),
@@ -214,7 +253,7 @@ FAULTS = (
     ),
     Fault(
         *("drafter-stalls", _order_first("propose", "sleep", s=FOREVER_S), rank_replaced, 30),
-        setups=("ngram-tp2", "mtp-tp1"),
+        setups=("ngram-tp2", "mtp-tp1", "glm-tp2"),
         drafters=_DRAFTING,
         causes=("drafter",),
         needs_drafts=True,

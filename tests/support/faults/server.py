@@ -9,18 +9,20 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from support.processes.stack import Stack, serve
 
 _INJECT = Path(__file__).parents[2] / "faults" / "inject"
 SECRET = "one that several servers share"  # a gateway of two needs to know both
+STEP_CEILING_S = 10
 _PACE_S = 0.01  # of a forward pass
 _FLAGS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--kv-cache-memory", "0.05"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "128"),
-    *("--step-deadline-floor-s", "3", "--step-deadline-ceiling-s", "10", "--step-warmup-s", "10"),
+    *("--step-deadline-floor-s", "3", "--step-deadline-ceiling-s", f"{STEP_CEILING_S}"),
+    *("--step-warmup-s", "10"),
 )
 
 
@@ -33,6 +35,15 @@ class Holdings:
     scheduler_fds: int
 
 
+class Incident(NamedTuple):
+    """A lost epoch."""
+
+    epoch: int
+    cause: str
+    detect_s: float  # as the server says: in which nobody had noticed
+    recover_s: float  # and from then to the next step
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a fault changes, or must not change."""
@@ -42,7 +53,12 @@ class Facts:
     epoch: int
     replays: float
     drafter_faults: float
-    incidents: tuple[tuple[int, str], ...]  # epochs that were lost, and why
+    incidents: tuple[Incident, ...]
+
+    def since(self, before: Facts) -> list[Incident]:
+        """What has happened since then, by epoch and cause."""
+        known = {incident[:2] for incident in before.incidents}
+        return [incident for incident in self.incidents if incident[:2] not in known]
 
 
 class FaultyServer:
@@ -101,7 +117,10 @@ class FaultyServer:
             scheduler_pid=scheduler["pid"],
             epoch=int(scheduler["epoch"]),
             replays=self.stack.metric("surestep:replayed_requests_total"),
-            incidents=tuple((i["epoch"], i["cause"]) for i in scheduler["incidents"]),
+            incidents=tuple(
+                Incident(i["epoch"], i["cause"], i["detect_s"], i["recover_s"])
+                for i in scheduler["incidents"]
+            ),
             drafter_faults=self.stack.metric("surestep:drafter_faults_total"),
         )
 

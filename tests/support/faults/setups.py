@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from support.checkpoints.deepseek import make_tiny_glm_fp8
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.faults.cases import SETUPS, Setup, turn_of
+from support.faults.cases import GLM, SETUPS, Setup, turn_of
 
 _HYBRID = Path(__file__).parents[2] / "data" / "tiny-hybrid"
 _SPECULATION = {
     "ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
     "mtp": '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}',
+    "glm": '{"method": "mtp", "num_speculative_tokens": 2}',
 }
+_OF_GLM = ("--enable-expert-parallel", "--kv-cache-dtype", "fp8", "--enable-prefix-caching")
 
 
 def flags(setup: Setup) -> list[str]:
@@ -22,13 +25,16 @@ def flags(setup: Setup) -> list[str]:
     if setup.speculation == "none":
         return ranks
     drafts = ["--speculative-config", _SPECULATION[setup.speculation]]
-    return [*ranks, *drafts, "--no-adaptive-draft-length"]
+    own = _OF_GLM if setup == GLM else ()
+    return [*ranks, *drafts, *own, "--no-adaptive-draft-length"]
 
 
 def model(setup: Setup, folder: Path) -> Path:
-    """A trained hybrid with its MTP head, or else a random Llama, always the same, in `folder`."""
+    """A trained hybrid with its MTP head, or a random GLM or Llama, always the same, in `folder`."""
     if setup.speculation == "mtp":
         return _HYBRID
+    if setup == GLM:
+        return make_tiny_glm_fp8(folder / "tiny", max_position=2048)
     return make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=1024)
 
 

@@ -127,12 +127,13 @@ def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
     return made
 
 
-def load(folder: Path, tp: TensorParallel) -> Model:
+def load(folder: Path, tp: TensorParallel, *, expert_parallel: bool = False) -> Model:
     """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
     source, kernels = ModelSource(folder), load_kernels("cpu")
     mtp = any(name.startswith("mtp.") or ".eh_proj." in name for name in source.entries)
     where: Any = {"device": "cpu", "tp": tp, "kernels": kernels}
-    model = load_model(source, dtype="float32", draft_head=mtp, **where)
+    how: dict[str, Any] = {"draft_head": mtp, "expert_parallel": expert_parallel}
+    model = load_model(source, dtype="float32", **how, **where)
     if (folder / HEAD).exists():
         draft = DraftSource(folder=folder / HEAD)
         model.draft_head, _ = load_eagle3(draft, model, max_model_len=4 * TOTAL_LEN, **where)

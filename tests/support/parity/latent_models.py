@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.parity.cases import EOS, VOCAB
-from surestep_kernels.mixers.latent_attention import store_latents
+from surestep_kernels.mixers.latent_attention import choose_reference, store_latents
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_worker.layers import latent_attention
 from surestep_worker.layers.latent_attention import Indexer, LatentAttention
+from surestep_worker.layers.moe import SparseMoe
 from torch import Tensor
 
 _SIZES: dict[str, Any] = {"vocab": VOCAB, "eos_token_ids": (EOS,), "seed": 7}
@@ -25,6 +27,11 @@ _SIZES: dict[str, Any] = {"vocab": VOCAB, "eos_token_ids": (EOS,), "seed": 7}
 def make_glm_dsa(folder: Path) -> None:
     """Latent attention to 8 positions, which every other layer and an MTP layer choose."""
     make_tiny_deepseek(folder, "glm_moe_dsa", num_hidden_layers=3, **_SIZES)
+
+
+def make_glm_with_ties(folder: Path) -> None:
+    """The same, but one head scores: 0 for about half of all positions, where most ties are."""
+    make_tiny_deepseek(folder, "glm_moe_dsa", num_hidden_layers=2, index_n_heads=1, **_SIZES)
 
 
 def make_deepseek_v3(folder: Path) -> None:
@@ -112,3 +119,43 @@ def mask_of_a_window_off_by_one(patch: pytest.MonkeyPatch) -> None:
         return original(self, x, replace(batch, groups=groups), caches)
 
     patch.setattr(LatentAttention, "__call__", changed)
+
+
+LATENT_RANK_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}  # of one rank of several
+
+
+def _rank_mutant(
+    mutate: Callable[[pytest.MonkeyPatch], None],
+) -> Callable[[pytest.MonkeyPatch], None]:
+    LATENT_RANK_MUTANTS[mutate.__name__] = mutate
+    return mutate
+
+
+@_rank_mutant
+def ties_to_the_highest_positions(patch: pytest.MonkeyPatch) -> None:
+    """Of equal scores the highest positions win: the reference reads scores from behind."""
+
+    def sort(original: Any, scores: Tensor, **how: Any) -> Any:
+        order = original(scores.flip(0), **how).indices
+        return SimpleNamespace(indices=len(scores) - 1 - order)
+
+    def change(choose: Any, given: tuple[Any, ...]) -> Any:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(torch, "sort", partial(sort, torch.sort))
+            return choose_reference(*given)
+
+    _change_choice(patch, change)
+
+
+@_rank_mutant
+def experts_of_a_rank_dropped(patch: pytest.MonkeyPatch) -> None:
+    """What a rank's routed experts make of a token is not in the sum."""
+    original = SparseMoe.__call__
+
+    @wraps(original)
+    def changed(self: SparseMoe, x: Tensor) -> Any:
+        mixed = original(self, x)
+        mixed.mixture.weights.zero_()
+        return mixed
+
+    patch.setattr(SparseMoe, "__call__", changed)

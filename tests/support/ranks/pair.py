@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.parity.bench import Neighbours, build_runner, load
 from support.parity.drafters import TRUTH
+from support.parity.latent_models import LATENT_RANK_MUTANTS
 from support.parity.local_engine import Step
 from support.parity.mutants import RANK_MUTANTS
 from support.parity.triton_engine import build_triton_engine
@@ -42,13 +43,14 @@ class RankSetup(NamedTuple):
     mutant: str  # of rank 1; empty = none
     # As on a CPU; as on a GPU, with torch's ops; the same, captured; on a GPU.
     steps: Literal["cpu", "device", "captured", "gpu"] = "cpu"
+    expert_parallel: bool = False
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
     """Answer plans until the pipe closes."""
     torch.set_num_threads(1)
     if rank == 1 and setup.mutant:
-        RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
+        (RANK_MUTANTS | LATENT_RANK_MUTANTS)[setup.mutant](pytest.MonkeyPatch())
     TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
     built = build(rank, setup)
     if setup.steps in ("captured", "gpu"):
@@ -70,7 +72,8 @@ def build(rank: int, setup: RankSetup) -> Built:
         return build_triton_engine(setup.folder, tp, *what)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
     ops = None if setup.steps == "cpu" else STEP_REFERENCE
-    return build_runner(load(setup.folder, tp), tp, *what, ops, setup.folder)
+    model = load(setup.folder, tp, expert_parallel=setup.expert_parallel)
+    return build_runner(model, tp, *what, ops, setup.folder)
 
 
 @contextmanager

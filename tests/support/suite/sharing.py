@@ -6,7 +6,7 @@ import re
 
 from xdist.scheduler import LoadScopeScheduling
 
-_SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
+_SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp|glm)-tp\d)")
 # Each has one server at most, compiles once, or makes models that all its tests read.
 _MODULE = re.compile(
     r"tests/(?:abuse|clients|e2e|integration/(?:parity|worker)|kernels(?=/test_(?:build|prebuilt)))"
