@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
 from torch import Tensor
@@ -19,9 +20,17 @@ class GroupPages(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """The positions i32[T, K] that the last indexer chose: layers without one attend to them."""
+    """What indexers chose for the tokens of a step."""
 
-    positions: Tensor | None = None
+    positions: Tensor | None = None  # i32[T, K] of the last: layers without one attend to them
+    sums: list[Tensor] = field(default_factory=list)  # i32[T] of each, where ranks compare them
+
+    def choose(self, positions: Tensor, *, compared: bool) -> None:
+        """Note what the next indexer chose."""
+        self.positions = positions
+        if compared:
+            sums = (positions * positions + positions).sum(dim=1, dtype=torch.int32)  # wrapping
+            self.sums.append(sums)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ class LatentAttention:
         self._k = [_take_transposed(weights, f"{to}k.{i}", kernels) for i in heads]
         self._v = [take_linear(weights, f"{to}v.{i}", kernels) for i in heads]
         self._o = take_linear(weights, f"{to}o", kernels)
+        # Ranks that choose differently would all compute the same wrong sum, and never notice.
+        self._compared = context.shard.tp.size > 1
         has_own = f"{to}index_q" in weights
         self._indexer = Indexer(to, context, config.indexer) if has_own else None
 
@@ -157,7 +159,8 @@ class LatentAttention:
         latent[:, : sizes.rank] = ops.rms_norm(latent[:, : sizes.rank], self._norm, _EPS)
         store_latents(latent, cache.k, pages.kv_slots)
         if self._indexer is not None:
-            batch.choice.positions = self._indexer(x, queries, batch.positions, cache.v, pages)
+            positions = self._indexer(x, queries, batch.positions, cache.v, pages)
+            batch.choice.choose(positions, compared=self._compared)
         absorbed = ops.multiply_heads(plain.unflatten(1, (heads, sizes.nope_dim)), self._k)
         q = torch.cat((absorbed, turned), dim=2)
         chosen = batch.choice.positions

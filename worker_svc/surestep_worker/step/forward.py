@@ -53,6 +53,7 @@ class PassOutputs(NamedTuple):
     drafter_failed: bool  # there are no drafts then
     inputs: StepInputs
     hidden: Tensor  # [N + P + Q, H] final, of sampled, scored and pooled positions
+    choices: Tensor  # i32[N + P + Q, L] what indexers chose for them, where ranks compare it
     error: Tensor  # i32[1] error word of slot_state
 
 
@@ -83,9 +84,9 @@ class ForwardPass:
         gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        hidden = self._forward(rows, gathered, inputs.hidden_index, shape.max_tokens)
+        made = self._forward(rows, gathered, inputs.hidden_index, shape.max_tokens)
         return PassOutputs(
-            rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, hidden, error
+            rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
         )
 
     def draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
@@ -94,13 +95,15 @@ class ForwardPass:
 
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        none = torch.empty(len(hidden_index), 0, dtype=torch.int32, device=self._context.device)
         if not len(inputs.token_ids):  # the plan only frees slots
-            return torch.empty(0, 1, device=self._context.device)
+            return torch.empty(0, 1, device=self._context.device), none
         index = hidden_index.long()
         batch = _batch(self._state, rows, inputs, index, max_tokens)
         hidden = self._context.model.forward(batch, self._context.caches)
-        return hidden[index]
+        sums = batch.choice.sums
+        return hidden[index], torch.stack(sums, dim=1)[index] if sums else none
 
 
 def _batch(

@@ -62,8 +62,16 @@ class SamplingPass:
         scores = () if extras.scored is None else score_positions(
             raw, chosen.ids, extras.scored, shape.max_num_logprobs
         )  # fmt: skip
-        bits = self._ops.fingerprint(outputs.hidden, outputs.rows, outputs.inputs.valid)
+        bits = self._bits(outputs)
         return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
+
+    def _bits(self, outputs: PassOutputs) -> Tensor:
+        """Return the number i64[1] by which ranks compare what they computed."""
+        rows, valid = outputs.rows, outputs.inputs.valid
+        bits = self._ops.fingerprint(outputs.hidden, rows, valid)
+        if not outputs.choices.shape[1]:
+            return bits
+        return bits + self._ops.fingerprint(outputs.choices, rows, valid)
 
     def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> Tensor:
         """Return the vectors f32[K, H] of the rows that complete one."""

@@ -139,7 +139,9 @@ def choose(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k
     assert weights.is_contiguous()
     width, num_rows = rows.block_tables.shape[1], len(rows.start)
     limit = width * pages.shape[1]
-    chosen = torch.empty(tokens, top_k, dtype=torch.int32, device=q.device)
+    chosen = torch.zeros(
+        tokens, top_k, dtype=torch.int32, device=q.device
+    )  # ranks compare all of it
     scores = torch.empty(min(tokens, _TOKENS), limit, device=q.device)
     for first in range(0, tokens, _TOKENS):
         count = min(_TOKENS, tokens - first)
