@@ -116,11 +116,7 @@ def make_gpt_oss(folder: Path) -> None:
 
 def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
     """The least that has all of gpt-oss, a layer of either kind, and a head of random weights."""
-    sizes: dict[str, Any] = {
-        "num_hidden_layers": 2,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    }
+    sizes: Any = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     twins = make_mxfp4_twins(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7, **sizes)
     made = twins.quantized if mxfp4 else twins.plain
     _add_random_head(made, window=5, layer_ids=(1, 2))
