@@ -28,8 +28,9 @@ LENGTH = 400  # tokens
 def routed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server with drafts whose scheduler is open to routers."""
     logs = tmp_path_factory.mktemp("routed")
-    drafts = ("--speculative-config", SPECULATION, "--max-model-len", "512")
-    with serve(tiny_model, logs, *FLAGS, *drafts, "--vllm-grpc-public") as running:
+    drafts = ("--speculative-config", SPECULATION, "--no-adaptive-draft-length")
+    flags = (*FLAGS, *drafts, "--max-model-len", "512", "--vllm-grpc-public")
+    with serve(tiny_model, logs, *flags) as running:
         yield running
 
 
