@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -165,6 +165,7 @@ VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_s
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(FILE)), VALUES))
+@example({"top_p": 3.5e-116})  # 0 in float32
 def test_any_file_gives_values_that_can_hold_or_is_refused(file: dict[str, Any]) -> None:
     try:
         defaults = sampling_defaults(file, "auto", {})

@@ -24,6 +24,7 @@ AUTO, NEUTRAL = "auto", "vllm"  # in place of a folder
 _OVERRIDE = "--override-generation-config"
 _MOST_TEMPERATURE = 1e6
 _MOST_TOKENS = (1 << 31) - 1
+_LEAST = 2**-149  # above 0 in float32, in which parameters are sent: one token is left in any case
 _LENGTH = "max_new_tokens"
 # Of transformers' GenerationConfig; vLLM takes them here and does nothing with them either.
 _WITHOUT_EFFECT = frozenset(
@@ -82,7 +83,7 @@ def _read(values: Fields) -> SamplingDefaults:
     if "top_k" in values:
         defaults.top_k = max(0, values.size("top_k", _MOST_TOKENS, least=-1))
     if "top_p" in values:
-        defaults.top_p = values.number("top_p", 1)
+        defaults.top_p = max(_LEAST, values.number("top_p", 1))
     if "min_p" in values:
         defaults.min_p = values.number("min_p", 1, least=0)
     if "repetition_penalty" in values:
