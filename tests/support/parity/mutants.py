@@ -241,11 +241,11 @@ def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
 
     steps = itertools.count(1)
 
-    def forward(original: Any, *args: Any) -> torch.Tensor:
-        hidden: torch.Tensor = original(*args)
+    def forward(original: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, choices = original(*args)
         if next(steps) == PERTURBED_STEP:
             hidden.view(torch.int32)[0, 0] ^= 1
-        return hidden
+        return hidden, choices
 
     _around(patch, ForwardPass, "_forward", forward)
 

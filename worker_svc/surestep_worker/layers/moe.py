@@ -34,6 +34,13 @@ def local_experts(count: int, shard: Sharding) -> range:
     return range(keep.start, keep.stop)
 
 
+def experts_elsewhere(count: int, shard: Sharding) -> str:
+    """Return a regular expression of the tensors of experts that other ranks hold."""
+    mine = local_experts(count, shard)
+    others = (str(expert) for expert in range(count) if expert not in mine)
+    return rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*"
+
+
 def moe_table(
     to: str, at: str, config: SparseConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:

@@ -12,7 +12,7 @@ from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.latent_attention import latent_attention_table
 from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
-from surestep_worker.layers.moe import dense_or_sparse, local_experts, moe_table
+from surestep_worker.layers.moe import dense_or_sparse, experts_elsewhere, moe_table
 
 from .family import Family
 
@@ -22,9 +22,7 @@ _BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 def ignored(config: DeepseekConfig, shard: Sharding, *, draft_head: bool) -> tuple[str, ...]:
     """Return regular expressions of checkpoint tensors that this rank does not want."""
     assert config.moe is not None
-    mine, patterns = local_experts(config.moe.num_experts, shard), [_BUFFERS]
-    others = (str(e) for e in range(config.moe.num_experts) if e not in mine)
-    patterns.append(rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*")
+    patterns = [_BUFFERS, experts_elsewhere(config.moe.num_experts, shard)]
     if not draft_head:
         patterns.append(rf"model\.layers\.{config.num_layers}\..*")
     if config.tie_word_embeddings:

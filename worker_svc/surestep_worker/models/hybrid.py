@@ -13,7 +13,7 @@ from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
-from surestep_worker.layers.moe import dense_or_sparse, local_experts, moe_table
+from surestep_worker.layers.moe import dense_or_sparse, experts_elsewhere, moe_table
 
 from .family import Family
 
@@ -25,9 +25,7 @@ def ignored(config: HybridConfig, shard: Sharding, *, draft_head: bool) -> tuple
     """Return regular expressions of checkpoint tensors that this rank does not want."""
     patterns = [_VISION] if config.traits.nested else []
     if config.moe is not None:
-        mine = local_experts(config.moe.num_experts, shard)
-        others = (str(e) for e in range(config.moe.num_experts) if e not in mine)
-        patterns.append(rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*")
+        patterns.append(experts_elsewhere(config.moe.num_experts, shard))
     if not draft_head:
         patterns.append(rf"{re.escape(_DRAFT_HEAD)}.*")
     if config.tie_word_embeddings:
