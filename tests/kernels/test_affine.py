@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels.cases import AFFINE, DTYPES, assert_close, exact_weight, make_affine
+from support.kernels.cases import (
+    AFFINE,
+    DTYPES,
+    OF_15_BITS,
+    assert_close,
+    exact_weight,
+    make_affine,
+)
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.gpu.products.linear import pack_quantized as pack_for_gpu
@@ -39,7 +46,8 @@ def test_equals_the_exact_product(
         for kernels in (native, reference):
             packed = kernels.pack_quantized(weight, bias)
             assert packed.format is format_
-            assert_close(kernels.linear(x, packed, torch.float32), expected.float())
+            actual = kernels.linear(x, packed, torch.float32)
+            assert_close(actual, expected.float(), OF_15_BITS if x.dtype is torch.bfloat16 else None)
 
 
 @pytest.mark.parametrize("rows", [1, 40])
@@ -67,20 +75,23 @@ def test_every_code_is_decoded_exactly_in_every_place(
 
 
 @pytest.mark.parametrize("largest", [1.0, -1.9921875, 1e37, 1e-30])
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, 22), (torch.bfloat16, 14)], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_small_inputs_count_beside_large_ones(native: KernelSet, bits: int, largest: float) -> None:
-    """With weights of 1 and 0; where a machine rounds inputs, then as a sum in fp32 would."""
+def test_small_inputs_count_beside_large_ones(
+    native: KernelSet, bits: int, dtype: torch.dtype, kept: int, largest: float
+) -> None:
+    """With weights of 1 and 0, inputs of bf16 in either type, `kept` bits of the largest."""
     size = 32
     weight = QuantizedWeight(
         torch.eye(size, dtype=torch.uint8), torch.ones(size, 1), None, size,
         torch.zeros(size, 1), bits,
     )  # fmt: skip
-    for smallest, exact in ((14, True), (40, False)):
+    for smallest, exact in ((kept - 8, True), (40, False)):
         x = (torch.rand(9, size) + 1) * 2.0 ** -torch.randint(1, smallest, (9, size)) * largest
         x[:, 3] = largest
-        x = x.bfloat16()
+        x = x.bfloat16().to(dtype)
         error = native.linear(x, native.pack_quantized(weight), torch.float32) - x.float()
-        assert error.abs().max() <= (0 if exact else abs(largest) * 2.0**-22)
+        assert error.abs().max() <= (0 if exact else abs(largest) * 2.0**-kept)
 
 
 def finite(numbers: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ static void widen_task(const void *job, long index)
     for (long row = first; row < end && row < j->linear->m; row++) {
         char *out = j->out + row * j->linear->x_stride;
 #if HAS_DIGITS
-        if (j->linear->x_format == DIGITS) {
+        if (j->linear->x_format >= TWO_DIGITS) {
             linear_digits_prepare(j->linear, out, element(j->x, row * j->k, j->dtype), j->k, j->dtype);
             continue;
         }
@@ -185,7 +185,7 @@ static char *scratch(size_t bytes)
 static long row_bytes(const linear_job *j)
 {
 #if HAS_DIGITS
-    if (j->x_format == DIGITS) return linear_digits_row(j->k, j->group);
+    if (j->x_format >= TWO_DIGITS) return linear_digits_row(j->k, j->group, j->x_format);
 #endif
     long groups = j->group ? (j->k + j->group - 1) / j->group : 0;
     return j->k * element_size(j->x_format) + groups * 4;
@@ -225,7 +225,7 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
     j.block = plain ? plain_block : linear_quantized_block;
 #if HAS_DIGITS
     if (has_mins(codes_of(format))) {
-        j.x_format = DIGITS;
+        j.x_format = digits_for(x_dtype);
         j.block = linear_digits_block;
     }
 #endif

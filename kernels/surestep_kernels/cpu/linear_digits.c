@@ -1,11 +1,13 @@
 /* y = x W^T with codes of 4 or 8 bits, W = code * scale + min, where the machine multiplies bytes.
  *
  * The panels are those of linear_quantized.c. Chunks are of up to 32 elements of k, all of one group.
- * In each, x becomes whole numbers of 22 bits and a sign, times a power of two that the largest of
- * them decides: bf16 is exact down to 2^-14 of it, and everything is within 2^-22 of it, which is
- * about what a sum in fp32 loses. A number is three signed digits in base 256, so that three dot
- * products of bytes give the sum of code * x of a chunk without any rounding, with about half of the
- * instructions that fp32 takes. Scales and mins are applied once per chunk.
+ * In each, x becomes whole numbers times a power of two that the largest of them decides, of as many
+ * bits as its type deserves. fp32: 22 and a sign, so that everything is within 2^-23 of the largest,
+ * about what a sum in fp32 loses. bf16: 14 and a sign, exact down to 2^-7 of the largest and within
+ * 2^-15 of it, a hundredth of what rounding to bf16 lost. A number is three or two signed digits in
+ * base 256, so that as many dot products of bytes give the sum of code * x of a chunk without any
+ * further rounding, with half or a third of the instructions that fp32 takes. Scales and mins are
+ * applied once per chunk.
  *
  * Every output element is one chain of fused multiply-adds over the chunks, whatever the number of
  * rows: a row of y is bit for bit the same at any of them. A row of x is, chunk after chunk, the
@@ -30,9 +32,12 @@ INLINE long chunks_of(long k, long group)
     return k / group * ((group + CHUNK - 1) / CHUNK) + (last + CHUNK - 1) / CHUNK;
 }
 
-long linear_digits_row(long k, long group)
+/* Bits of the whole numbers, without the sign. */
+INLINE int bits_of(const int digits) { return 8 * digits - 2; }
+
+long linear_digits_row(long k, long group, int digits)
 {
-    return 3 * k + chunks_of(k, group) * (long)sizeof(chunk_numbers);
+    return digits * k + chunks_of(k, group) * (long)sizeof(chunk_numbers);
 }
 
 INLINE __m512 load_some(const void *x, long at, long count, const int dtype)
@@ -43,7 +48,7 @@ INLINE __m512 load_some(const void *x, long at, long count, const int dtype)
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
 }
 
-/* The exponent, as fp32 has it, that numbers below 2^22 * 1.98 have with x in units of 2^-22. */
+/* The exponent, as fp32 has it, of which no element is 1.98 times the power of two. */
 INLINE uint32_t exponent_of(__m512 a, __m512 b, int *finite)
 {
     const __m512i sign = _mm512_set1_epi32(0x7fffffff);
@@ -62,11 +67,13 @@ INLINE float power(uint32_t exponent)
 }
 
 /* Digits of 16 elements: those of a dword of codes side by side, 16 bytes of each digit. */
-INLINE __m512i digits_of(__m512 x, float factor, const int nibbles)
+INLINE __m512i digits_of(__m512 x, float factor, const int nibbles, const int digits)
 {
     const __m512i by_parity = {0x200000000, 0x600000004, 0x300000001, 0x700000005,
                                0xa00000008, 0xe0000000c, 0xb00000009, 0xf0000000d};
-    const __m512i by_digit = _mm512_set4_epi32(0x80808080, 0x0c080400, 0x0d090501, 0x0e0a0602);
+    const __m512i by_digit = digits == 3
+        ? _mm512_set4_epi32(0x80808080, 0x0c080400, 0x0d090501, 0x0e0a0602)
+        : _mm512_set4_epi32(0x80808080, 0x80808080, 0x0c080400, 0x0d090501);
     const __m512i together = {0x400000000, 0xc00000008, 0x500000001, 0xd00000009,
                               0x600000002, 0xe0000000a, 0x700000003, 0xf0000000b};
     if (nibbles) x = _mm512_permutexvar_ps(by_parity, x);
@@ -76,18 +83,20 @@ INLINE __m512i digits_of(__m512 x, float factor, const int nibbles)
     return _mm512_permutexvar_epi32(together, _mm512_shuffle_epi8(whole, by_digit));
 }
 
-INLINE void store_digits(char *out, __m512i digits, long at, long count)
+INLINE void store_digits(char *out, __m512i bytes, long at, long count, const int digits)
 {
     const __mmask16 mask = count - at >= 16 ? 0xffff : 0xff; /* counts are multiples of 8 */
-    _mm_mask_storeu_epi8(out + at, mask, _mm512_extracti32x4_epi32(digits, 0));
-    _mm_mask_storeu_epi8(out + count + at, mask, _mm512_extracti32x4_epi32(digits, 1));
-    _mm_mask_storeu_epi8(out + 2 * count + at, mask, _mm512_extracti32x4_epi32(digits, 2));
+    _mm_mask_storeu_epi8(out + at, mask, _mm512_extracti32x4_epi32(bytes, 0));
+    _mm_mask_storeu_epi8(out + count + at, mask, _mm512_extracti32x4_epi32(bytes, 1));
+    if (digits == 3)
+        _mm_mask_storeu_epi8(out + 2 * count + at, mask, _mm512_extracti32x4_epi32(bytes, 2));
 }
 
 INLINE void prepare(const linear_job *j, char *out, const void *x, long k, const int nibbles,
                     const int dtype)
 {
-    chunk_numbers *numbers = (chunk_numbers *)(out + 3 * j->k);
+    const int digits = digits_for(dtype), bits = bits_of(digits);
+    chunk_numbers *numbers = (chunk_numbers *)(out + digits * j->k);
     for (long at = 0, count; at < j->k; at += count) {
         const long left = j->group - at % j->group, end = j->k - at;
         count = left < CHUNK ? left : CHUNK;
@@ -96,10 +105,11 @@ INLINE void prepare(const linear_job *j, char *out, const void *x, long k, const
         __m512 a = load_some(x, at, there, dtype), b = load_some(x, at + 16, there - 16, dtype);
         int finite;
         const uint32_t exponent = exponent_of(a, b, &finite);
-        const float factor = power(276 - exponent);
-        store_digits(out + 3 * at, digits_of(a, factor, nibbles), 0, count);
-        if (count > 16) store_digits(out + 3 * at, digits_of(b, factor, nibbles), 16, count);
-        numbers->unit = finite ? power(exponent - 22) : NAN;
+        const float factor = power(254 + bits - exponent);
+        char *to = out + digits * at;
+        store_digits(to, digits_of(a, factor, nibbles, digits), 0, count, digits);
+        if (count > 16) store_digits(to, digits_of(b, factor, nibbles, digits), 16, count, digits);
+        numbers->unit = finite ? power(exponent - bits) : NAN;
         numbers++->sum = _mm512_reduce_add_ps(_mm512_add_ps(a, b));
     }
 }
@@ -120,21 +130,31 @@ INLINE vi dot(vi sum, vi codes, const char *x)
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
 }
 
+/* The sum of code * x that `digits` dot products [digits] make: exact but for the rounding to fp32. */
+INLINE vf whole_sum(vi sums[3][2], const int half, const int digits)
+{
+    if (digits == 2) return __builtin_convertvector((sums[0][half] << 8) + sums[1][half], vf);
+    const vi lower = (sums[1][half] << 8) + sums[2][half];
+    return fma_lanes(__builtin_convertvector(sums[0][half], vf), splat(65536),
+                     __builtin_convertvector(lower, vf));
+}
+
 /* Adds what a chunk of one or two rows of x makes with `operands` dwords of codes of every column.
  * Two rows are twice as many chains of dot products, each of which waits for the one before. */
 INLINE void add_rows(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const char *x,
-                     const char *numbers, long stride, const int rows, const int operands)
+                     const char *numbers, long stride, const int rows, const int operands,
+                     const int digits)
 {
-    vi digits[2][3][2] = {0};
+    vi dots[2][3][2] = {0};
 #pragma GCC unroll 8
     for (int i = 0; i < operands; i++)
 #pragma GCC unroll 3
-        for (int d = 0; d < 3; d++)
+        for (int d = 0; d < digits; d++)
 #pragma GCC unroll 2
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; half++) {
-                    vi *sum = &digits[r][d][half];
+                    vi *sum = &dots[r][d][half];
                     *sum = dot(*sum, codes[half][i], x + r * stride + 4 * (d * operands + i));
                 }
 #pragma GCC unroll 2
@@ -142,10 +162,8 @@ INLINE void add_rows(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const chunk_numbers *of = (const chunk_numbers *)(numbers + r * stride);
-            const vi lower = (digits[r][1][half] << 8) + digits[r][2][half];
-            vf whole = fma_lanes(__builtin_convertvector(digits[r][0][half], vf), splat(65536),
-                                 __builtin_convertvector(lower, vf));
             vf *sum = sums + 2 * r + half;
+            vf whole = whole_sum(dots[r], half, digits);
             vf scaled = fma_lanes(whole * splat(of->unit), h->scale[half], *sum);
             *sum = fma_lanes(h->min[half], splat(of->sum), scaled);
         }
@@ -153,7 +171,7 @@ INLINE void add_rows(vf *sums, vi codes[2][MAX_OPERANDS], const header *h, const
 
 INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const header *h,
                       const char *x, const chunk_numbers *numbers, long rows, const int operands,
-                      const int nibbles)
+                      const int nibbles, const int digits)
 {
     vi decoded[2][MAX_OPERANDS];
 #pragma GCC unroll 8
@@ -166,14 +184,14 @@ INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const he
     const long stride = j->x_stride;
     long r = 0;
     for (; r + 2 <= rows; r += 2, x += 2 * stride, of += 2 * stride)
-        add_rows(sums + 2 * r, decoded, h, x, of, stride, 2, operands);
-    if (r < rows) add_rows(sums + 2 * r, decoded, h, x, of, stride, 1, operands);
+        add_rows(sums + 2 * r, decoded, h, x, of, stride, 2, operands, digits);
+    if (r < rows) add_rows(sums + 2 * r, decoded, h, x, of, stride, 1, operands, digits);
 }
 
 INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, long rows,
-                  const int nibbles)
+                  const int nibbles, const int digits)
 {
-    const chunk_numbers *numbers = (const chunk_numbers *)(x + 3 * j->k);
+    const chunk_numbers *numbers = (const chunk_numbers *)(x + digits * j->k);
     for (long at = 0; at < j->k;) {
         const long end = at + j->group < j->k ? at + j->group : j->k;
         header h;
@@ -182,12 +200,13 @@ INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, l
         for (long count; at < end; at += count) {
             count = end - at < CHUNK ? end - at : CHUNK;
             const long bytes = count / (nibbles ? 8 : 4) * STRIP;
+            const char *of = x + digits * at;
             for (long ahead = 0; ahead < bytes + STRIP; ahead += 64) __builtin_prefetch(w + AHEAD + ahead);
             switch (count / 8) {
-            case 1: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 2, nibbles); break;
-            case 2: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 4, nibbles); break;
-            case 3: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 6, nibbles); break;
-            default: add_chunk(j, sums, w, &h, x + 3 * at, numbers, rows, 8, nibbles);
+            case 1: add_chunk(j, sums, w, &h, of, numbers, rows, 2, nibbles, digits); break;
+            case 2: add_chunk(j, sums, w, &h, of, numbers, rows, 4, nibbles, digits); break;
+            case 3: add_chunk(j, sums, w, &h, of, numbers, rows, 6, nibbles, digits); break;
+            default: add_chunk(j, sums, w, &h, of, numbers, rows, 8, nibbles, digits);
             }
             w += bytes;
             numbers++;
@@ -198,12 +217,15 @@ INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, l
 void linear_digits_block(const linear_job *j, long panel, int panels, long first, long last)
 {
     vf sums[MAX_BLOCK_TILES * MAX_ROWS * 2];
+    const int nibbles = codes_of(j->format) == INT4, three = j->x_format == THREE_DIGITS;
     const long row = tile_start(j, first), rows = tile_start(j, last) - row;
     for (const long end = panel + panels; panel < end; panel++) {
         const char *w = j->w + panel * j->panel_bytes, *x = j->x + row * j->x_stride;
         memset(sums, 0, (size_t)(rows * PANEL * 4));
-        if (codes_of(j->format) == INT4) block(j, sums, w, x, rows, 1);
-        else block(j, sums, w, x, rows, 0);
+        if (nibbles && three) block(j, sums, w, x, rows, 1, 3);
+        else if (nibbles) block(j, sums, w, x, rows, 1, 2);
+        else if (three) block(j, sums, w, x, rows, 0, 3);
+        else block(j, sums, w, x, rows, 0, 2);
         linear_store(j, (const float *)sums, row, panel, (int)rows, 1);
     }
 }

@@ -18,11 +18,15 @@ BLOCK_SIZE = 16
 interpreted_in_turn = pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
-    """Equal up to rounding in the element type, relative to the root mean square."""
+# What products of bf16 inputs may be off where the machine takes them as numbers of 15 bits.
+OF_15_BITS = 2e-5
+
+
+def assert_close(actual: Tensor, expected: Tensor, ratio: float | None = None) -> None:
+    """Equal up to `ratio`, or to rounding in the element type, of the root mean square."""
     assert actual.dtype is expected.dtype
     assert actual.shape == expected.shape
-    ratio = 2e-6 if expected.dtype is torch.float32 else 1e-2
+    ratio = ratio or (2e-6 if expected.dtype is torch.float32 else 1e-2)
     error = (actual.double() - expected.double()).abs().max()
     assert error <= ratio * (8 * expected.double().square().mean().sqrt() + 1e-6), error
 
