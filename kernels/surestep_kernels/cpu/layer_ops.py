@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import CDLL, Structure, byref, c_float, c_int, c_long, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,7 @@ class CpuKernels(KernelSet):
 
     c_dense_layer: Callable[..., None] | None = None
     ops: CpuOps | None = None  # of the same library
+    newest: _NewestStep = field(default_factory=lambda: _NewestStep())
 
     def dense_layer(self, layer: DenseLayer) -> RunDenseLayer:
         """Return one call, unless an op has been exchanged for another one."""
@@ -72,7 +74,7 @@ class CpuKernels(KernelSet):
         assert run is not None
         if any(getattr(self, name) != getattr(ops, name) for name in _PARTS):
             return KernelSet.dense_layer(self, layer)
-        return _OneCall(layer, run)
+        return _OneCall(layer, run, self.newest)
 
 
 def load_layer(library: Path) -> Callable[..., None]:
@@ -80,12 +82,33 @@ def load_layer(library: Path) -> Callable[..., None]:
     return bind(CDLL(str(library)), "dense_layer", [c_void_p] * 7)
 
 
+class _NewestStep:
+    """What C knows of a step's tokens, which is the same for all layers of a KV group."""
+
+    def __init__(self) -> None:
+        # Objects that are kept cannot be taken for others; one value, as threads may share this.
+        self._known: tuple[Tensor | None, object, Tensor | None, Any] = (None, None, None, None)
+
+    def tokens(self, tokens: LayerTokens, block_size: int) -> Any:
+        """Return a reference to the structure."""
+        positions, rows, kv_slots, made = self._known
+        same = positions is tokens.positions and rows is tokens.rows
+        if not same or kv_slots is not tokens.kv_slots:
+            made = byref(_tokens(tokens, block_size))
+            self._known = tokens.positions, tokens.rows, tokens.kv_slots, made
+        return made
+
+
 class _OneCall:
     """A layer whose addresses are looked up once; implements RunDenseLayer."""
 
-    def __init__(self, layer: DenseLayer, run: Callable[..., None]) -> None:
+    def __init__(
+        self, layer: DenseLayer, run: Callable[..., None], newest: _NewestStep
+    ) -> None:
         self._layer, self._run = layer, run  # keeps what the addresses point to
-        self._structures = dict[torch.dtype, _Layer]()
+        self._newest = newest
+        self._structures = dict[torch.dtype, Any]()
+        self._pages: tuple[LayerCache | None, Any] = (None, None)  # of the newest cache
 
     def __call__(
         self, x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
@@ -97,12 +120,16 @@ class _OneCall:
         assert residual.shape[1:] == next_norm.shape == (self._layer.down.out_features,)
         assert next_norm.dtype is torch.float32
         assert dtype is residual.dtype
+        known, pages = self._pages
+        if known is not cache:
+            pages = byref(CachePages.of(cache, dtype))
+            self._pages = cache, pages
         if dtype not in self._structures:
-            self._structures[dtype] = _structure(self._layer, dtype)
+            self._structures[dtype] = byref(_structure(self._layer, dtype))
+        step = self._newest.tokens(tokens, cache.k.shape[2])
         out = torch.empty_like(residual)
         streams = out.data_ptr(), x.data_ptr(), residual.data_ptr(), next_norm.data_ptr()
-        step, pages = _tokens(tokens, cache.k.shape[2]), CachePages.of(cache, dtype)
-        self._run(*streams, byref(self._structures[dtype]), byref(step), byref(pages))
+        self._run(*streams, self._structures[dtype], step, pages)
         return out
 
 
