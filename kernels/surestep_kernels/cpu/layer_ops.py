@@ -102,9 +102,7 @@ class _NewestStep:
 class _OneCall:
     """A layer whose addresses are looked up once; implements RunDenseLayer."""
 
-    def __init__(
-        self, layer: DenseLayer, run: Callable[..., None], newest: _NewestStep
-    ) -> None:
+    def __init__(self, layer: DenseLayer, run: Callable[..., None], newest: _NewestStep) -> None:
         self._layer, self._run = layer, run  # keeps what the addresses point to
         self._newest = newest
         self._structures = dict[torch.dtype, Any]()
