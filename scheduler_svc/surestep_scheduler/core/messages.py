@@ -10,6 +10,8 @@ import numpy.typing as npt
 from surestep_common.invariants import IntArray
 from surestep_common.plan_rows import PlanRows, ResultRows
 
+from surestep_scheduler.speculation.learnt_costs import Took
+
 from .sequence import Tenancy, TokenLogprobs
 
 
@@ -81,6 +83,12 @@ class RankTimes(NamedTuple):
     forward_us: int
     sample_us: int
     gap_us: int
+
+    @property
+    def took(self) -> Took:
+        """What of it the step cost, not what it waited for."""
+        step_us = self.prepare_us - self.draft_us + self.forward_us + self.sample_us
+        return Took(step_us, self.draft_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Epoch:
                 self._monitor.nothing_to_send()
                 return
             self._requests.admitted(plan.admissions, now)
-            sent = self._monitor.sent(plan, state.speculation.expected_us, now)
+            sent = self._monitor.sent(plan, state.speculation.expected, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
             timeout_s = max(self._monitor.due_at - now, _SEND_S)
             message = to_proto(plan, round(1000 * sent.budget_s)).SerializeToString()
@@ -133,8 +133,11 @@ class Epoch:
         sent, took_s = self._monitor.answered(1e-6 * outcome.times[0].gap_us, now)
         self._monitor.times.answered(took_s, outcome.times, follows=sent.follows)
         self._monitor.recent.add(outcome, sent.mode, now, took_s)
-        if sent.expected_us:
-            state.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
+        if sent.expected.us:
+            rows, of_it = outcome.rows, outcome.times[0].took
+            state.speculation.took(
+                sent.expected, 1e6 * took_s, of_it, rows.len_before, rows.n_drafts
+            )
         if any(output.token_ids or output.pooled for output in outputs):
             self._monitor.last_token_at = self._token_at = now
         self._requests.deliver(outputs)

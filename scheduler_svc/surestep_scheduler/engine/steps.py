@@ -10,6 +10,7 @@ from surestep_common.invariants import IntArray
 
 from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
+from surestep_scheduler.speculation.learnt_costs import Expected
 
 from .recent_steps import RecentSteps
 from .step_times import StepTimes
@@ -28,7 +29,7 @@ class Sent(NamedTuple):
     step_class: StepClass
     sent_at: float
     budget_s: float
-    expected_us: float  # what it should cost the workers; 0 = not known, or prompts are in it
+    expected: Expected  # not known if prompts are in it
     follows: bool  # there was work before it, so that the workers should not have had to wait
     mode: IntArray  # of its rows
 
@@ -54,12 +55,12 @@ class StepMonitor:
         self._sent.clear()
         self._busy = self._extended = False
 
-    def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
+    def sent(self, plan: Plan, expected: Expected, now: float) -> Sent:
         """Start the clock of a plan that leaves."""
         step_class = classify(plan)
-        known_us = 0.0 if plan.rows.num_tokens.any() else expected_us
+        known = Expected() if plan.rows.num_tokens.any() else expected
         sent = Sent(
-            step_class, now, self.timer.budget_s(step_class), known_us, self._busy, plan.rows.mode
+            step_class, now, self.timer.budget_s(step_class), known, self._busy, plan.rows.mode
         )
         self._busy = True
         self._sent.append(sent)

@@ -193,7 +193,7 @@ class _StepBuilder:
         if not len(slot):
             return slot
         drafts = self._state.slots.draft_cap[slot] > 0
-        return self._catch_up.grant(slot, drafts & self._state.speculation.expected).num_tokens
+        return self._catch_up.grant(slot, drafts & self._state.speculation.drafts_soon).num_tokens
 
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""

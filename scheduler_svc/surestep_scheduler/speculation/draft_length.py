@@ -19,13 +19,13 @@ from surestep_common.invariants import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
-_WORTHWHILE = 1.1  # tokens per second against those without drafts; less is within the noise
+_WORTHWHILE = 1.05  # tokens per second against those without drafts; less is within the noise
 _SURE = 0.99  # no draft is taken for certain
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Microseconds, as measured by the workers. See StepCosts in worker.proto."""
+    """Microseconds, as workers measure them. See StepCosts in worker.proto."""
 
     step: FloatArray  # of a step of n input rows, by n
     draft: FloatArray  # of one draft position of n rows, by n; draft[0] = 0
@@ -52,14 +52,19 @@ def _curve(rows: Sequence[int], costs: Sequence[float], max_tokens: int) -> Floa
     number = np.arange(2 * max_tokens + 1)
     if not rows:
         return np.zeros(len(number))
-    # Fluctuations are met in the middle, so that more rows never seem to cost less.
-    high, low = np.maximum.accumulate(costs), np.minimum.accumulate(costs[::-1])[::-1]
-    rising = (high + low) / 2
-    curve = np.interp(number, rows, rising)
+    points = rising(np.array(costs))
+    curve = np.interp(number, rows, points)
     if len(rows) > 1:
-        slope = (rising[-1] - rising[-2]) / (rows[-1] - rows[-2])
+        slope = (points[-1] - points[-2]) / (rows[-1] - rows[-2])
         curve += slope * np.maximum(number - rows[-1], 0)
     return curve
+
+
+def rising(costs: FloatArray) -> FloatArray:
+    """Meet fluctuations in the middle, so that more rows never seem to cost less."""
+    middle: FloatArray = np.maximum.accumulate(costs)
+    middle += np.minimum.accumulate(costs[::-1])[::-1]
+    return middle / 2
 
 
 class DraftChoice(NamedTuple):
@@ -68,6 +73,7 @@ class DraftChoice(NamedTuple):
     lengths: IntArray  # drafts of each row [R]
     price: float  # of one more row that drafts, in tokens that the time would yield otherwise
     cost_us: float  # of the step, overhead left out
+    draft_us: float  # of that, for drafting
 
 
 def draft_lengths(
@@ -104,13 +110,12 @@ def draft_lengths(
     rate = float(rates[best])
     if rate < _WORTHWHILE * without:
         rate, best = without, -1
-    cost_us = plain_us - overhead_us + (float(more_us[best]) if best >= 0 else 0.0)
+    more, drafting = (float(more_us[best]), float(draft_us[best])) if best >= 0 else (0.0, 0.0)
     lengths = np.bincount(row[order[: best + 1]], minlength=len(caps))
-    reach, drafting = num_tokens + best + 1, int(np.count_nonzero(lengths))
-    one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(
-        costs.draft[drafting : drafting + 2]
-    )
-    return DraftChoice(lengths, float(rate * (one_more_us[0] + context_us.mean())), cost_us)
+    reach, rows = num_tokens + best + 1, int(np.count_nonzero(lengths))
+    one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(costs.draft[rows : rows + 2])
+    price = float(rate * (one_more_us[0] + context_us.mean()))
+    return DraftChoice(lengths, price, plain_us - overhead_us + more, drafting)
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:

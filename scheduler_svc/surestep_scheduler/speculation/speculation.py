@@ -2,8 +2,8 @@
 
 A request that is given no drafts shows nothing about its acceptance, so one is probed now and then;
 probes may take a small share of the time. A model whose drafter fails altogether is suspended.
-Steps take longer than the workers measured by themselves, because scheduler and gateway have work
-to do too; by how much is learnt as they run.
+Steps take longer than the workers need by themselves, because scheduler and gateway have work to do
+too; by how much is learnt as they run, and what steps cost the workers is learnt anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from surestep_common.invariants import IntArray
 
 from .draft_length import FloatArray, StepCosts, draft_lengths
+from .learnt_costs import Expected, LearntCosts, Took
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class AcceptanceStats(NamedTuple):
 
 
 class Overhead:
-    """What a step takes besides what the workers measured, which had the machine to themselves.
+    """What a step takes besides what it costs the workers.
 
     A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
     ratios of costs matter, so what counts is the constant in units of the slope.
@@ -120,7 +121,7 @@ class Speculation:
     def __init__(self) -> None:
         self.alarm = Alarm()
         self.pays = True  # the newest decision gave drafts to some row
-        self.expected_us = 0.0  # cost of the newest step, overhead left out
+        self.expected = Expected()  # of the newest step, overhead left out
         self.overhead = Overhead()
         self._credit_us = 0.0  # time that probes may take
         self._step = 0
@@ -135,7 +136,8 @@ class Speculation:
         Lengths are chosen where they are `adaptive` and the workers measured `costs`; else every
         row drafts as much as it may.
         """
-        self._costs, self._adaptive, self._has_state = costs, adaptive, drafter_has_state
+        self._adaptive, self._has_state = adaptive, drafter_has_state
+        self._costs = LearntCosts(costs) if costs is not None else None
         self.hits = np.zeros(num_slots)
         self.trials = np.zeros(num_slots)
         self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
@@ -154,7 +156,7 @@ class Speculation:
         self.alarm.suspend(reason, self._step)
 
     @property
-    def expected(self) -> bool:
+    def drafts_soon(self) -> bool:
         """Whether a request that is being prefilled will probably draft."""
         return self.pays and self.alarm.allows(self._step)
 
@@ -163,12 +165,12 @@ class Speculation:
     ) -> IntArray:
         """Choose the drafts of the rows [R] of a step, at most `caps` each."""
         self._step += 1
-        self.expected_us = 0.0
-        costs = self._costs
+        self.expected = Expected()
         if not self.alarm.allows(self._step):
             return np.zeros_like(caps)
-        if not self._adaptive or costs is None or not caps.any():
+        if not self._adaptive or self._costs is None or not caps.any():
             return caps
+        costs = self._costs.now
         choice = draft_lengths(
             self._acceptance(slot),
             caps,
@@ -178,7 +180,7 @@ class Speculation:
             overhead_us=self.overhead.us,
             catches_up=self._has_state,
         )
-        self.expected_us = choice.cost_us
+        self.expected = Expected(choice.cost_us, choice.draft_us)
         self.pays = bool(choice.lengths.any())
         if choice.price < 1:  # else not even a draft that is accepted for certain would pay
             self._probe(slot, caps, choice.lengths, costs, num_tokens)
@@ -193,7 +195,7 @@ class Speculation:
         It is the row about which least is known. A drafter with state has to make up for what the
         request gained since it drafted last.
         """
-        step_us = self.expected_us + self.overhead.us
+        step_us = self.expected.us + self.overhead.us
         self._credit_us += _PROBE_SHARE * step_us
         idle = ((lengths == 0) & (caps > 0)).nonzero()[0]
         if not len(idle):
@@ -205,8 +207,17 @@ class Speculation:
         cost_us = drafting_us + costs.step[reach + _PROBE] - costs.step[reach]
         if self._credit_us >= cost_us:
             self._credit_us = 0.0
-            self.expected_us += float(cost_us)
+            # Of what drafting costs usually it tells nothing: most of it is making up.
+            self.expected = Expected(self.expected.us + float(cost_us), 0.0)
             lengths[row] = min(int(caps[row]), _PROBE)
+
+    def took(
+        self, expected: Expected, us: float, of_it: Took, len_before: IntArray, n_drafts: IntArray
+    ) -> None:
+        """Learn from what a step of rows [R] took, in all and the workers."""
+        self.overhead.observe(expected.us, us)
+        if self._costs is not None:
+            self._costs.observe(expected, of_it, len_before, n_drafts)
 
     def _acceptance(self, slot: IntArray) -> FloatArray:
         """Estimate the acceptance of rows [R] from their windows, starting at the model's."""

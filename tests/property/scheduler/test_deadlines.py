@@ -11,6 +11,7 @@ from support.fakes.model import FakeModel
 from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.engine.steps import StepMonitor, classify
 from surestep_scheduler.recovery.deadline import StepClass, StepKind, StepTimer
+from surestep_scheduler.speculation.learnt_costs import Expected
 
 FLOOR_S, CEILING_S, WARMUP_S = 3.0, 30.0, 60.0
 CLASSES = st.builds(StepClass, st.sampled_from(StepKind), st.integers(1, 12))
@@ -94,13 +95,13 @@ def test_a_hang_is_found_within_its_deadline(
     monitor.open_epoch()
     for index, share, idle_s in steps:
         now += idle_s * (not in_flight)
-        in_flight.append((now, monitor.sent(PLANS[index], 0.0, now).budget_s, share))
+        in_flight.append((now, monitor.sent(PLANS[index], Expected(), now).budget_s, share))
         if len(in_flight) > depth:
             sent_at, budget_s, share = in_flight.pop(0)
             now = ended = max(sent_at, ended) + share * budget_s
             assert now <= monitor.due_at
             monitor.answered(0.0, now)
-    monitor.sent(PLANS[hung_for % len(PLANS)], 0.0, now)
+    monitor.sent(PLANS[hung_for % len(PLANS)], Expected(), now)
     in_flight.append((now, monitor.oldest_budget_s, 1.0))
     sent_at, budget_s, _ = in_flight[0]
     assert math.isclose(monitor.due_at, max(sent_at, ended) + budget_s)

@@ -66,7 +66,7 @@ def test_overhead_of_a_step_makes_drafts_worth_more() -> None:
         for _ in range(200):
             busy.step()
             speculation = busy.state.speculation
-            speculation.overhead.observe(speculation.expected_us, actual_us)
+            speculation.overhead.observe(speculation.expected.us, actual_us)
         chosen.append(windows(busy)[-1])
     assert chosen[0] == [0, 0, 0]
     assert min(chosen[1]) >= 2
