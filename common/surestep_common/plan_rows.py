@@ -97,6 +97,7 @@ class ResultRows(_Rows):
     n_emitted: IntArray
     drafter_len: IntArray
     n_forced: IntArray
+    n_looked_up: IntArray
 
     @property
     def n_drafts_emitted(self) -> IntArray:
@@ -184,9 +185,10 @@ def check_result_rows(
     message = "{} accepted of {} drafts of at most {}"
     require(ordered, slot, message, accepted, drafts, planned.max_drafts)
 
-    unforced, message = drafts - result.n_forced, "{} of {} drafts are not forced"
-    within = (result.n_forced >= 0) & (unforced >= 0) & (unforced <= planned.max_proposed)
-    require(within, slot, message, unforced, drafts)
+    forced, found = result.n_forced, result.n_looked_up
+    proposed, message = drafts - forced - found, "{} of {} drafts are the drafter's"
+    within = (forced >= 0) & (found >= 0) & (proposed >= 0) & (proposed <= planned.max_proposed)
+    require(within, slot, message, proposed, drafts)
 
     sampling = result.ok & planned.is_sampled
     cut = ends_with_stop & (emitted > 0) & (emitted <= accepted)

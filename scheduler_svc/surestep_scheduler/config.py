@@ -132,6 +132,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             max_queue_tokens=self.max_queue_tokens,
             pipeline_depth=self.pipeline_depth,
             drafter_has_state=info.drafter_has_state,
+            drafter_looks_up=info.drafter_looks_up,
             recurrent=info.recurrent,
             num_snapshots=info.num_snapshots,
             prompt_chunk=chunk,

@@ -47,9 +47,8 @@ def test_equals_the_exact_product(
             packed = kernels.pack_quantized(weight, bias)
             assert packed.format is format_
             actual = kernels.linear(x, packed, torch.float32)
-            assert_close(
-                actual, expected.float(), OF_15_BITS if x.dtype is torch.bfloat16 else None
-            )
+            ratio = OF_15_BITS if dtype is torch.bfloat16 else None
+            assert_close(actual, expected.float(), ratio=ratio)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

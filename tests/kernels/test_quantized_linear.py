@@ -37,7 +37,7 @@ def test_equals_the_exact_product(
         expected = x.double() @ exact_weight(weight).T + bias.double()
         for kernels in (native, reference):
             actual = kernels.linear(x, kernels.pack_quantized(weight, bias), torch.float32)
-            assert_close(actual, expected.float(), ratio)
+            assert_close(actual, expected.float(), ratio=ratio)
 
 
 def test_every_fp8_number_is_decoded_exactly(native: KernelSet) -> None:

@@ -82,8 +82,8 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows)
     slots.settle(plan.step, slot, plan.width[rows.plan_row], advance, result.n_accepted)
     slots.follow(slot, folded, drafter_len)
     drafts, drafts_emitted = result.n_drafts * result.ok, result.n_drafts_emitted
-    proposed = np.where(result.n_forced > 0, 0, drafts)  # others say nothing of the drafter
-    state.speculation.observe(slot, proposed, result.n_accepted)
+    tried = np.where(result.n_forced > 0, 0, drafts)  # others say nothing of the drafter
+    state.speculation.observe(slot, tried, result.n_accepted, result.n_looked_up > 0)
     slots.count(slot, result.n_emitted > 0, drafts, drafts_emitted)
     counts = advance, result.n_emitted, drafts, drafts_emitted
     state.counters.count(*counts, mode=planned.mode, max_drafts=planned.max_drafts)

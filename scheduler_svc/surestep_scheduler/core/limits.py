@@ -32,6 +32,7 @@ class Limits:
     max_queue_tokens: int = 0  # of requests that wait; 0 = no bound
     pipeline_depth: int  # plans sent ahead of the newest applied result
     drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
+    drafter_looks_up: bool = False  # first, in the request's own text, where it needs no state
     recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
     num_snapshots: int = 0  # of recurrent state
     prompt_chunk: int = 1  # tokens that recurrent layers take at once: prompts are cut between them

@@ -14,7 +14,7 @@ from surestep_common.sampling_ranges import check_vocab
 
 from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.cache.tables import BlockTable
-from surestep_scheduler.speculation.speculation import AcceptanceStats
+from surestep_scheduler.speculation.acceptance import AcceptanceStats
 
 from .limits import Limits
 from .tenants import ActiveTenant

@@ -58,6 +58,7 @@ class SchedulerState:
             *(limits.num_slots, limits.costs),
             adaptive=limits.adaptive_draft_length,
             drafter_has_state=limits.drafter_has_state,
+            drafter_looks_up=limits.drafter_looks_up,
         )
         # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
         self.stop_ids = np.zeros(limits.vocab_size, dtype=np.bool_)

@@ -90,6 +90,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
             n_emitted=_column(first.n_emitted),
             drafter_len=_column(first.drafter_len or _zeros(len(first.slot))),
             n_forced=_column(first.n_forced or _zeros(len(first.slot))),
+            n_looked_up=_column(first.n_looked_up or _zeros(len(first.slot))),
         ),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),

@@ -80,15 +80,16 @@ class _StepBuilder:
         share = max(spare - for_prompts, 0) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
-        proposed = state.speculation.lengths(
+        proposed, looked_up = state.speculation.lengths(
             slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
         )
         catch_up = self._catch_up.grant(slot, proposed > 0)
         proposed[~catch_up.whole] = 0
         # What grammars force is seldom much, and costs nothing then: it gets what prompts leave.
-        left = max(spare - prompt_tokens - int(proposed.sum()), 0) // len(slot)
+        drafts = np.maximum(proposed, looked_up)
+        left = max(spare - prompt_tokens - int(drafts.sum()), 0) // len(slot)
         forced = np.minimum(np.minimum(slots.forced_cap[slot], room), left)
-        max_drafts = np.maximum(proposed, forced)
+        max_drafts = np.maximum(drafts, forced)
         missing = self._cover(slot, max_drafts)
         state.tables.extend(slot, missing)
         self._decodes, self._max_drafts = slot, max_drafts

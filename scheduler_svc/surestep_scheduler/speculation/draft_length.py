@@ -85,13 +85,15 @@ def draft_lengths(
     costs: StepCosts,
     overhead_us: float,
     catches_up: bool,
+    looked_up: bool = False,
 ) -> DraftChoice:
     """Choose for rows [R] that decode, within `caps` drafts each, at least one of which is above 0.
 
     `acceptance` is the probability that a draft is accepted when those before it were, `context`
     the length of each row in tokens, `num_tokens` the input rows of the step without drafts,
     `overhead_us` what a step takes besides, however many rows it has.
-    `catches_up`: the drafter first makes up for the tokens of the step before.
+    `catches_up`: the drafter first makes up for the tokens of the step before; `looked_up`: there
+    is no drafter, drafts cost their rows and nothing else.
     """
     candidates = np.arange(caps.max()) < caps[:, None]
     row, position = np.nonzero(candidates)
@@ -103,19 +105,20 @@ def draft_lengths(
     order = (without * context_us[row] - gain).argsort()
     tokens = gain[order].cumsum()
     step_us = costs.step[num_tokens + 1 : num_tokens + 1 + len(row)] - costs.step[num_tokens]
-    draft_us = _draft_us(position[order], tokens * catches_up, costs.draft)
+    drafting = np.zeros_like(costs.draft) if looked_up else costs.draft
+    draft_us = _draft_us(position[order], tokens * catches_up, drafting)
     more_us = step_us + context_us[row[order]].cumsum() + draft_us
     rates = (len(caps) + tokens) / (plain_us + more_us)
     best = int(rates.argmax())
     rate = float(rates[best])
     if rate < _WORTHWHILE * without:
         rate, best = without, -1
-    more, drafting = (float(more_us[best]), float(draft_us[best])) if best >= 0 else (0.0, 0.0)
+    more, spent = (float(more_us[best]), float(draft_us[best])) if best >= 0 else (0.0, 0.0)
     lengths = np.bincount(row[order[: best + 1]], minlength=len(caps))
     reach, rows = num_tokens + best + 1, int(np.count_nonzero(lengths))
-    one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(costs.draft[rows : rows + 2])
+    one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(drafting[rows : rows + 2])
     price = float(rate * (one_more_us[0] + context_us.mean()))
-    return DraftChoice(lengths, price, plain_us - overhead_us + more, drafting)
+    return DraftChoice(lengths, price, plain_us - overhead_us + more, spent)
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:

@@ -52,6 +52,13 @@ class LearntCosts:
         self._draft, self._drafts_seen = 1.0, 0.0
         self._steps = 0
 
+    def of_step(self, len_before: IntArray, n_drafts: IntArray) -> float:
+        """Return what a step of rows [R], of these lengths and so many drafts, should take."""
+        tokens = min(len(n_drafts) + int(n_drafts.sum()), len(self._size) - 1)
+        return float(self.now.step[tokens]) + self.now.per_context_token * float(
+            len_before @ (n_drafts + 1)
+        )
+
     def observe(
         self, expected: Expected, took: Took, len_before: IntArray, n_drafts: IntArray
     ) -> None:

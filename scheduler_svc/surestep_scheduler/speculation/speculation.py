@@ -9,21 +9,18 @@ too; by how much is learnt as they run, and what steps cost the workers is learn
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from surestep_common.invariants import IntArray
+from surestep_common.invariants import BoolArray, IntArray
 
+from .acceptance import AcceptanceStats, Estimates
 from .draft_length import FloatArray, StepCosts, draft_lengths
 from .learnt_costs import Expected, LearntCosts, Took
 
 logger = logging.getLogger(__name__)
 
-_MODEL_MEMORY = 256.0  # trials that the model's estimate rests on
-_FIRST_GUESS = 0.7  # acceptance before anything is known
-_FIRST_WEIGHT = 16.0  # trials that the first guess counts for
-_MODEL_WEIGHT = 8.0  # trials that the model's estimate counts for in a request's
-_FADE = 0.9  # weight of a request's earlier windows, per window
 _PROBE = 2  # drafts
 _PROBE_SHARE = 0.005  # of the time
 _MEMORY = 0.02  # weight of the newest step in the running means
@@ -36,16 +33,6 @@ _WINDOW = 256  # trials until the alarm judges
 _PROBATION = 64  # trials after a pause
 _FIRST_PAUSE = 1000  # steps
 _LONGEST_PAUSE = 64_000  # steps
-
-
-class AcceptanceStats(NamedTuple):
-    """What is known of a request, carried from one tenancy to the next.
-
-    A trial is a draft whose predecessors in the window were all accepted; a hit one that was too.
-    """
-
-    hits: float = 0.0  # faded
-    trials: float = 0.0  # faded
 
 
 class Overhead:
@@ -115,21 +102,37 @@ class Alarm:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
+class Lengths(NamedTuple):
+    """Drafts of rows [R] of a step, at most."""
+
+    proposed: IntArray  # by the drafter
+    looked_up: IntArray  # otherwise
+
+
 class Speculation:
-    """Estimates by slot, and of the model. Steps are counted here, over all epochs."""
+    """Estimates of acceptance and of costs. Steps are counted here, over all epochs.
+
+    A drafter may look up what repeats itself first. That costs nothing but the rows of the drafts,
+    and is right for other reasons: both have lengths and estimates of their own.
+    """
 
     def __init__(self) -> None:
         self.alarm = Alarm()
-        self.pays = True  # the newest decision gave drafts to some row
+        self.pays = True  # the newest decision let the drafter propose for some row
         self.expected = Expected()  # of the newest step, overhead left out
         self.overhead = Overhead()
+        self.proposed, self.looked_up = Estimates(0), Estimates(0)
         self._credit_us = 0.0  # time that probes may take
         self._step = 0
-        self._hits = _FIRST_GUESS * _FIRST_WEIGHT
-        self._trials = _FIRST_WEIGHT
 
     def reset(
-        self, num_slots: int, costs: StepCosts | None, *, adaptive: bool, drafter_has_state: bool
+        self,
+        num_slots: int,
+        costs: StepCosts | None,
+        *,
+        adaptive: bool,
+        drafter_has_state: bool,
+        drafter_looks_up: bool,
     ) -> None:
         """Begin an epoch with empty slots.
 
@@ -137,19 +140,21 @@ class Speculation:
         row drafts as much as it may.
         """
         self._adaptive, self._has_state = adaptive, drafter_has_state
+        self._looks_up = drafter_looks_up
         self._costs = LearntCosts(costs) if costs is not None else None
-        self.hits = np.zeros(num_slots)
-        self.trials = np.zeros(num_slots)
+        self.proposed.clear(num_slots)
+        self.looked_up.clear(num_slots)
         self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
 
     def admit(self, slot: int, known: AcceptanceStats) -> None:
         """Start the estimate of a slot from what is known of its request."""
-        self.hits[slot], self.trials[slot] = known
+        self.proposed.admit(slot, known)
+        self.looked_up.admit(slot, AcceptanceStats())
         self.drafted_at[slot] = self._step
 
     def release(self, slot: int) -> AcceptanceStats:
         """Return what is known of the request that leaves a slot."""
-        return AcceptanceStats(float(self.hits[slot]), float(self.trials[slot]))
+        return self.proposed.stats(slot)
 
     def suspend(self, reason: str) -> None:
         """Allow no drafts for a while, as the drafter is at fault for something."""
@@ -162,80 +167,94 @@ class Speculation:
 
     def lengths(
         self, slot: IntArray, caps: IntArray, context: IntArray, num_tokens: int
-    ) -> IntArray:
+    ) -> Lengths:
         """Choose the drafts of the rows [R] of a step, at most `caps` each."""
         self._step += 1
         self.expected = Expected()
+        none = np.zeros_like(caps)
         if not self.alarm.allows(self._step):
-            return np.zeros_like(caps)
+            return Lengths(none, none)
         if not self._adaptive or self._costs is None or not caps.any():
-            return caps
+            return Lengths(caps, caps if self._looks_up else none)
         costs = self._costs.now
-        choice = draft_lengths(
-            self._acceptance(slot),
-            caps,
-            context,
-            num_tokens=num_tokens,
-            costs=costs,
+        choose = partial(
+            draft_lengths, caps=caps, context=context, num_tokens=num_tokens, costs=costs,
             overhead_us=self.overhead.us,
-            catches_up=self._has_state,
-        )
+        )  # fmt: skip
+        choice = choose(self.proposed.of(slot), catches_up=self._has_state)
         self.expected = Expected(choice.cost_us, choice.draft_us)
         self.pays = bool(choice.lengths.any())
+        self._credit_us += _PROBE_SHARE * (self.expected.us + self.overhead.us)
         if choice.price < 1:  # else not even a draft that is accepted for certain would pay
             self._probe(slot, caps, choice.lengths, costs, num_tokens)
         self.drafted_at[slot[choice.lengths > 0]] = self._step
-        return choice.lengths
+        if not self._looks_up:
+            return Lengths(choice.lengths, none)
+        found = choose(self.looked_up.of(slot), catches_up=False, looked_up=True)
+        if found.price < 1:
+            self._probe_lookups(slot, caps, found.lengths, costs, num_tokens)
+        return Lengths(choice.lengths, found.lengths)
 
     def _probe(
         self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
     ) -> None:
-        """Give drafts to one of the rows [R] without any, if there is time for it: see `lengths`.
+        """Let the drafter propose for one of the rows [R] without drafts, if there is time for it.
 
-        It is the row about which least is known. A drafter with state has to make up for what the
-        request gained since it drafted last.
+        A drafter with state has to make up for what the request gained since it drafted last.
         """
-        step_us = self.expected.us + self.overhead.us
-        self._credit_us += _PROBE_SHARE * step_us
-        idle = ((lengths == 0) & (caps > 0)).nonzero()[0]
-        if not len(idle):
+        row = _least_known(self.proposed.trials[slot], (lengths == 0) & (caps > 0))
+        if row is None:
             return
-        row = idle[self.trials[slot[idle]].argmin()]
         lag = int(self._step - self.drafted_at[slot[row]]) * self._has_state
         drafting_us = costs.draft[min(1 + lag, len(costs.draft) - 1)] + costs.draft[1]
-        reach = num_tokens + int(lengths.sum())
-        cost_us = drafting_us + costs.step[reach + _PROBE] - costs.step[reach]
+        cost_us = drafting_us + _rows_us(costs, num_tokens + int(lengths.sum()))
         if self._credit_us >= cost_us:
             self._credit_us = 0.0
             # Of what drafting costs usually it tells nothing: most of it is making up.
             self.expected = Expected(self.expected.us + float(cost_us), 0.0)
             lengths[row] = min(int(caps[row]), _PROBE)
 
+    def _probe_lookups(
+        self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
+    ) -> None:
+        """The same with what is looked up."""
+        row = _least_known(self.looked_up.trials[slot], (lengths == 0) & (caps > 0))
+        cost_us = _rows_us(costs, num_tokens + int(lengths.sum()))
+        if row is not None and self._credit_us >= cost_us:
+            self._credit_us = 0.0
+            lengths[row] = min(int(caps[row]), _PROBE)
+
     def took(
         self, expected: Expected, us: float, of_it: Took, len_before: IntArray, n_drafts: IntArray
     ) -> None:
         """Learn from what a step of rows [R] took, in all and the workers."""
-        self.overhead.observe(expected.us, us)
-        if self._costs is not None:
-            self._costs.observe(expected, of_it, len_before, n_drafts)
+        if self._costs is None:
+            return
+        step_us = self._costs.of_step(len_before, n_drafts)
+        self.overhead.observe(step_us + expected.draft_us, us)
+        self._costs.observe(expected, of_it, len_before, n_drafts)
 
-    def _acceptance(self, slot: IntArray) -> FloatArray:
-        """Estimate the acceptance of rows [R] from their windows, starting at the model's."""
-        prior = _MODEL_WEIGHT * self._hits / self._trials
-        estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
-        return estimate
-
-    def observe(self, slot: IntArray, drafts: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self, slot: IntArray, drafts: IntArray, accepted: IntArray, looked_up: BoolArray
+    ) -> None:
         """Learn from rows [R] that verified and accepted so many drafts."""
         if not (self._adaptive or self.alarm.suspended):
             return
-        tried = drafts.nonzero()[0]
-        slot, hits = slot[tried], accepted[tried]
-        trials = hits + (hits < drafts[tried])
-        self.hits[slot] = _FADE * self.hits[slot] + hits
-        self.trials[slot] = _FADE * self.trials[slot] + trials
-        total = int(trials.sum())
-        fade = 1 - min(total / _MODEL_MEMORY, 1.0)
-        self._hits = fade * self._hits + int(hits.sum())
-        self._trials = fade * self._trials + total
-        self.alarm.observe(int(hits.sum()), total, self._step)
+        trials = accepted + (accepted < drafts)
+        for estimates, rows in (
+            (self.looked_up, (drafts > 0) & looked_up),
+            (self.proposed, (drafts > 0) & ~looked_up),
+        ):
+            estimates.observe(slot[rows], accepted[rows], trials[rows])
+        self.alarm.observe(int(accepted[rows].sum()), int(trials[rows].sum()), self._step)
+
+
+def _least_known(trials: FloatArray, among: BoolArray) -> int | None:
+    """Return the row, of some of R, with the fewest trials."""
+    rows = among.nonzero()[0]
+    return int(rows[trials[rows].argmin()]) if len(rows) else None
+
+
+def _rows_us(costs: StepCosts, reach: int) -> float:
+    """Return what the rows of a probe cost in a step that has so many others."""
+    return float(costs.step[reach + _PROBE] - costs.step[reach])

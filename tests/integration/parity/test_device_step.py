@@ -164,7 +164,7 @@ def test_minus_one_as_an_id_is_seen(
 
     def unchecked(self: Drafting, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
         state, line = self._state, slot.long()
-        ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), max_drafts)
+        ids, counts, *_ = drafter.propose(state.tokens, line, state.known[line].long(), max_drafts)
         real = torch.arange(ids.shape[1]) < counts.unsqueeze(1)
         return Drafts(torch.where(real, ids, -1).int(), max_drafts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from support.parity.bench import (
     BLOCK_SIZE,
@@ -23,10 +24,12 @@ from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
+from surestep_common.invariants import IntArray
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.speculation.speculation import Lengths, Speculation
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 WHERE = [name for name in NEIGHBOURS if name != "alone"]
@@ -46,6 +49,33 @@ def test_drafts_change_nothing(eagle3_bench: ParityBench, drafter: str, k: int, 
     drafted, accepted = total(answers, "num_drafts"), total(answers, "num_accepted")
     assert accepted > drafted // 8 > 0
     assert (total(answers, "num_preemptions") > 0) == (where == "preempted")
+
+
+@pytest.mark.parametrize("depth", range(3))
+@pytest.mark.rotates(2)
+def test_lookups_longer_than_what_the_head_may_propose_change_nothing(
+    eagle3_bench: ParityBench, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a head is too dear for most rows, and looking up is free."""
+    rng, shorter = np.random.default_rng(depth), list[int]()
+    choose = Speculation.lengths
+
+    def lengths(self: Speculation, slot: IntArray, *told: Any, **named: Any) -> Lengths:
+        both = choose(self, slot, *told, **named)
+        fewer = both.proposed * rng.integers(0, 2, len(slot)) // 2
+        shorter.append(int((both.looked_up - fewer).sum()))
+        return Lengths(fewer, both.looked_up)
+
+    monkeypatch.setattr(Speculation, "lengths", lengths)
+    conditions = Conditions(shuffle_seed=1 + depth, poison=True)
+    where = WHERE[depth % len(WHERE)]
+    answers = eagle3_bench.run(
+        where, drafter=f"eagle3{LOOKUP}", k=4, depth=depth, conditions=conditions
+    )
+    for name, expected in eagle3_bench.expected.items():
+        assert same(answers[name], expected), f"{name} {where}: {answers[name]}"
+    assert sum(shorter) > 100
+    assert total(answers, "num_accepted") > 0
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])

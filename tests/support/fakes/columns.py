@@ -21,10 +21,10 @@ def rows_of(plan: pb.StepPlan) -> PlanRows:
 def check_result(
     plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
 ) -> int:
-    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
-    before, drafts, accepted, emitted = (column([n]) for n in (committed, *counts))
+    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted, looked up."""
+    before, drafts, accepted, emitted, found = (column([n]) for n in (committed, *counts))
     no, none = np.array([False]), column([0])
-    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, before, none)
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, before, none, found)
     planned = PlanRows(**{name: column[row : row + 1] for name, column in rows_of(plan).columns()})
     advance = check_result_rows(
         planned, result, committed=before, ends_with_stop=np.array([stopped])

@@ -163,17 +163,20 @@ class FakeEngine:
         slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
         before, arms = slot.length, arms_of(plan, plan.slot[row])
         if not self._drafter_rests:
-            self._drafter_rows.run(slot, mode, plan.catch_up[row])
+            proposes = plan.max_proposed[row] > 0
+            self._drafter_rows.run(slot, plan.catch_up[row], proposes=proposes)
         taken = self._states.run(slot, slot.length, arms)
         drafting = mode == VERIFY and not self._drafter_rests
-        drafts = self._draft(slot, plan.max_drafts[row]) if drafting else []
+        finds = drafting and self.model.drafter_looks_up and self._rng.random() < 0.5
+        most = (plan.max_drafts if finds else plan.max_proposed)[row]
+        drafts = self._draft(slot, most) if drafting and most else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
         accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
         stop_ids = slot.admission.sampling.stop_token_ids
         stop = next((i for i, token in enumerate(emitted) if token in stop_ids), None)
         if stop is not None:
             emitted = emitted[: stop + 1]
-        counts = len(drafts), accepted, len(emitted)
+        counts = len(drafts), accepted, len(emitted), len(drafts) * finds
         slot.length += check_result(
             plan, row, counts, ok=status == pb.OK, committed=before, stopped=stop is not None
         )
@@ -189,6 +192,7 @@ class FakeEngine:
         result.drafter_len.append(slot.drafter_len)
         result.snapshot_ids_taken.extend(taken if status == pb.OK else [])
         result.n_drafts.append(len(drafts))
+        result.n_looked_up.append(counts[-1])
         result.n_accepted.append(accepted)
         result.n_emitted.append(len(emitted))
         result.token_ids.extend(emitted)

@@ -52,6 +52,7 @@ class FakeLoop:
             "max_queue_len": 100,
             "pipeline_depth": depth,
             "drafter_has_state": model.drafter_has_state,
+            "drafter_looks_up": model.drafter_looks_up,
             "recurrent": model.recurrent,
             "num_snapshots": model.num_snapshots,
             "prompt_chunk": model.prompt_chunk,

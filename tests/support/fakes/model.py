@@ -43,6 +43,7 @@ class FakeModel:
     max_step_tokens: int = 256
     max_draft_tokens: int = 3
     drafter_has_state: bool = False
+    drafter_looks_up: bool = False  # in half of the windows
     recurrent: bool = False
     num_snapshots: int = 0
     prompt_chunk: int = 1

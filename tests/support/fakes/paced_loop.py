@@ -128,6 +128,7 @@ class PacedLoop:
                 n_emitted=emitted,
                 drafter_len=np.zeros(count, dtype=np.int64),
                 n_forced=np.zeros(count, dtype=np.int64),
+                n_looked_up=np.zeros(count, dtype=np.int64),
             ),
             token_ids=np.full(int(emitted.sum()), 7, dtype=np.uint32),
             snapshot_ids_taken=np.zeros(0, dtype=np.int64),

@@ -56,7 +56,7 @@ class DrafterRows:
         assert slot.drafter_len <= max(slot.admission.num_cached - 1, 0)
         assert self._model.drafter_has_state or not slot.drafter_len
 
-    def run(self, slot: Slot, mode: int, catch_up: int) -> None:
+    def run(self, slot: Slot, catch_up: int, *, proposes: bool) -> None:
         """Make up for what the plan says; look at all rows before drafting."""
         if not self._model.drafter_has_state:
             assert not catch_up
@@ -65,7 +65,7 @@ class DrafterRows:
             self._rows[self._place(slot, slot.drafter_len)] = self._row(slot, slot.drafter_len)
             slot.drafter_len += 1
             catch_up -= 1
-        if mode == pb.VERIFY:
+        if proposes:
             assert slot.drafter_len == slot.length, f"{slot.tenancy} drafts from a state that lags"
             self._look(slot)
 

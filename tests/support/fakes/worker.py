@@ -101,6 +101,7 @@ class FakeWorker(WorkerServicer):
             drafter="fake" if model.max_draft_tokens else "",
             max_draft_tokens=model.max_draft_tokens,
             drafter_has_state=model.drafter_has_state,
+            drafter_looks_up=model.drafter_looks_up,
             recurrent=model.recurrent,
             num_snapshots=model.num_snapshots,
             prompt_chunk=model.prompt_chunk,

@@ -22,7 +22,7 @@ interpreted_in_turn = pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
 OF_15_BITS = 2e-5
 
 
-def assert_close(actual: Tensor, expected: Tensor, ratio: float | None = None) -> None:
+def assert_close(actual: Tensor, expected: Tensor, *, ratio: float | None = None) -> None:
     """Equal up to `ratio`, or to rounding in the element type, of the root mean square."""
     assert actual.dtype is expected.dtype
     assert actual.shape == expected.shape

@@ -78,6 +78,7 @@ class LocalEngine:
             max_queue_len=1000,
             pipeline_depth=depth,
             drafter_has_state=facts.drafter_has_state,
+            drafter_looks_up=facts.drafter_looks_up,
             recurrent=facts.recurrent,
             num_snapshots=facts.num_snapshots,
             prompt_chunk=max(1, facts.prompt_chunk),

@@ -95,7 +95,7 @@ class Decoding:
         drafts, counts = torch.zeros(len(slot), 0).long(), torch.zeros_like(slot)
         if drafter is not None:
             caps = (self._max_len[slot] - length - 1).clamp(max=k)
-            drafts, counts, _ = drafter.propose(self._tokens, slot, length, caps)
+            drafts, counts, *_ = drafter.propose(self._tokens, slot, length, caps)
             assert (counts <= caps).all()
         for column in range(drafts.shape[1]):
             drafted = counts > column

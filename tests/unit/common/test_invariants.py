@@ -55,6 +55,7 @@ RESULT: dict[str, list[int]] = {
     "n_drafts": [0, 0, 0, 3],
     "n_accepted": [0, 0, 0, 2],
     "n_emitted": [0, 1, 1, 3],
+    "n_looked_up": [0, 0, 0, 0],
     "ends_with_stop": [False, False, False, False],
     "committed": [0, 4, 11, 12],
 }
@@ -191,3 +192,14 @@ def test_the_first_wrong_row_is_named() -> None:
     wrong["len_before"][1] = 1
     with pytest.raises(LedgerError, match="slot 5: row ran from length 1, committed are 4"):
         check_result(wrong)
+
+
+def test_drafts_are_the_drafters_forced_or_looked_up() -> None:
+    proposes_one = columns(RESULT, 3, max_proposed=1)
+    with pytest.raises(LedgerError, match="slot 6: 3 of 3 drafts are the drafter's"):
+        check_result(proposes_one)
+    found = dict(proposes_one, n_looked_up=np.array([0, 0, 0, 2]))
+    assert check_result(found).tolist() == advance().tolist()
+    for n_looked_up in (-1, 4):
+        with pytest.raises(LedgerError, match="drafts are the drafter's"):
+            check_result(dict(found, n_looked_up=np.array([0, 0, 0, n_looked_up])))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.fakes.loop import FakeLoop, hopeless, perfect
 from support.fakes.model import Drafter, FakeModel
@@ -111,6 +113,43 @@ def test_drafts_that_cannot_pay_are_not_probed() -> None:
     for _ in range(100):
         busy.step()
     assert not any(any(caps) for caps in windows(busy))
+
+
+def looking_up(**changes: Any) -> FakeLoop:
+    """Decode with a drafter that looks up first, whose passes would cost as much as ten steps."""
+    dear = StepCosts.measured(([1, 64], [1000, 4000]), ([1, 16], [10_000] * 2), 0.0, 256)
+    model = replace(MODEL, drafter_looks_up=True)
+    busy = FakeLoop(model, adaptive_draft_length=True, costs=dear, **changes)
+    for start in range(3):
+        busy.add([start, 5, 6, 7, 8, 9], 1500)
+    for _ in range(200):
+        busy.step()
+    return busy
+
+
+def test_what_is_looked_up_is_verified_though_the_drafter_is_too_dear() -> None:
+    busy = looking_up(drafter=perfect)
+    assert all(caps == [3, 3, 3] for caps in windows(busy)[2:])
+    assert not any(plan.rows.max_proposed.any() for plan in busy.plans)
+    assert not any(plan.rows.catch_up.any() for plan in busy.plans[2:])
+    found = [sum(result.n_looked_up) for result in busy.results]
+    assert any(found)
+    assert found == [sum(result.n_drafts) for result in busy.results]
+
+
+def test_lookups_that_find_what_is_wrong_are_only_probed() -> None:
+    late = windows(looking_up(drafter=hopeless))[60:]
+    assert 0 < sum(map(any, late)) <= len(late) // 8
+    assert all(sorted(caps) in ([0, 0, 0], [0, 0, 2]) for caps in late)
+
+
+def test_the_drafter_is_judged_by_its_own_drafts() -> None:
+    speculation = looking_up(drafter=perfect).state.speculation
+    slots, drafts = np.arange(3), np.full(3, 2)
+    for _ in range(40):
+        speculation.observe(slots, drafts, np.zeros(3, dtype=np.int64), np.full(3, False))
+    assert (speculation.proposed.of(slots) < 0.1).all()
+    assert (speculation.looked_up.of(slots) > 0.8).all()
 
 
 def test_without_measured_costs_the_cap_is_drafted() -> None:

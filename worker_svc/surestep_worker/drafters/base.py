@@ -28,6 +28,7 @@ class Drafts(NamedTuple):
     ids: torch.Tensor  # i64[R,K]
     counts: torch.Tensor  # i64[R]
     non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by non-finite logits
+    looked_up: torch.Tensor | None = None  # i32[R] of `counts`; None: nothing was looked up
 
 
 class DraftContext(NamedTuple):
@@ -99,6 +100,11 @@ class DraftSteps(Protocol):
 @runtime_checkable
 class DeviceDrafter(KeepsState, Protocol):
     """A drafter whose work is launched with the rest of a step, on any device."""
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether what repeats itself comes first, once it serves and where reading is free."""
+        ...
 
     def serve(self) -> None:
         """Note that all steps from now on are of requests: it has been tried out."""

@@ -52,6 +52,10 @@ class HeadDrafter:
         self.lookup: NgramDrafter | None = None
         self._lookup = lookup
 
+    @property
+    def looks_up(self) -> bool:
+        return self._lookup is not None
+
     def serve(self) -> None:
         """Begin to look up what repeats itself, if that is wanted."""
         self.lookup = self._lookup
@@ -109,7 +113,7 @@ class HeadSteps:
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
         slots, max_drafts = rows.slot.long(), rows.max_drafts
-        found = self._found(slots, max_drafts) if shape.num_drafts else None
+        found = self._found(slots, rows.room)
         if found is not None:
             max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
         if shape.max_catch_up:
@@ -132,18 +136,17 @@ class HeadSteps:
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
                 hidden = self._next(slots, known + step - 1, going, hidden, error)
-        if found is not None:
-            ids += found.ids
-            counts += found.counts
-        return Drafts(ids, counts, non_finite)
+        if found is None:
+            return Drafts(ids, counts, non_finite)
+        return Drafts(ids + found.ids, counts + found.counts, non_finite, found.counts)
 
-    def _found(self, slots: Tensor, max_drafts: Tensor) -> Drafts | None:
+    def _found(self, slots: Tensor, room: Tensor) -> Drafts | None:
         """Return what followed last time, i32; rows for which nothing is found have no drafts."""
         lookup = self._drafter.lookup
         if lookup is None or not self._ops.synchronous:
             return None
         known = self._state.known[slots].long()
-        ids, counts, _ = lookup.propose(self._state.tokens, slots, known, max_drafts.long())
+        ids, counts, *_ = lookup.propose(self._state.tokens, slots, known, room.long())
         return Drafts(ids.int(), counts.int())
 
     def _catch_up(

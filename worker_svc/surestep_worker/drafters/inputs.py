@@ -30,6 +30,7 @@ class DraftInputs(NamedTuple, Generic[Column]):
     """Inputs of a drafter, for R rows."""
 
     slot: Column  # i32[R]
-    max_drafts: Column  # i32[R] most drafts
+    max_drafts: Column  # i32[R] most drafts that the drafter may propose
+    room: Column  # i32[R] most drafts, those looked up included
     catch_up: Column  # i32[R] most positions that the drafter's state has to catch up with
     head: HeadInputs[Column] | None

@@ -237,6 +237,7 @@ def _facts(
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
         drafter_has_state=isinstance(context.drafter, KeepsState),
+        drafter_looks_up=context.looks_up,
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,

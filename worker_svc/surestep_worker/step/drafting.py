@@ -41,6 +41,7 @@ class Drafted(NamedTuple):
     non_finite: Tensor  # i32[R] 1: drafting met non-finite logits
     failed: bool
     error: Tensor  # i32[1] error word of slot_state
+    looked_up: Tensor  # i32[R] of the drafts
 
     def spread(self, rows: Tensor, num_rows: int) -> Drafted:
         """Return these drafts as those of `rows` i64[..] among R rows; the others have none."""
@@ -52,7 +53,8 @@ class Drafted(NamedTuple):
 
         drafts = DraftIds(*map(scattered, self.drafts))
         catch_up, non_finite = scattered(self.catch_up), scattered(self.non_finite)
-        return Drafted(drafts, catch_up, non_finite, self.failed, self.error)
+        looked_up = scattered(self.looked_up)
+        return Drafted(drafts, catch_up, non_finite, self.failed, self.error, looked_up)
 
 
 class Drafting:
@@ -77,6 +79,7 @@ class Drafting:
         else:
             self._unread = drafter
         self.has_state = isinstance(drafter, KeepsState)  # it follows what is committed
+        self.looks_up = context.looks_up
         self.faults = 0  # of this epoch
 
     def skips(self, known_faults: int) -> bool:
@@ -96,7 +99,7 @@ class Drafting:
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
         words = partial(torch.zeros, dtype=torch.int32, device=self._device)
         drafts = DraftIds(words(num_rows, self._most_drafts), words(num_rows))
-        return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))
+        return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1), drafts.counts)
 
     def _draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
         drafts_unread = self._unread is not None and shape.num_drafts > 0
@@ -108,7 +111,7 @@ class Drafting:
             assert inputs.head is not None
             drafts = self.head.draft(inputs, inputs.head, shape, error)
             if self._synchronous:
-                check_drafts(drafts, inputs.max_drafts, self._vocab_size)
+                check_drafts(drafts, inputs.room, self._vocab_size)
         elif self._proposals is not None:
             drafts = self._proposals(inputs.slot, inputs.max_drafts, inputs.catch_up)
         else:
@@ -117,12 +120,14 @@ class Drafting:
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         missing = self._most_drafts - drafts.ids.shape[1]  # windows have room for forced ones, too
         proposed = DraftIds(functional.pad(drafts.ids, (0, missing)), drafts.counts)
-        return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
+        looked_up = zeros if drafts.looked_up is None else drafts.looked_up
+        return Drafted(proposed, catch_up, non_finite, False, error, looked_up)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """Report to a drafter with state how many of its drafts for rows [R] were accepted."""
         drafter, drafted = self._drafter, n_drafts > 0
-        if isinstance(drafter, KeepsState) and drafted.any():
+        if self.has_state and drafted.any():
+            assert isinstance(drafter, KeepsState)
             columns = rows.slot[drafted], n_drafts[drafted], n_accepted[drafted]
             self._attempt(lambda: drafter.observe(*columns))
 
@@ -143,7 +148,7 @@ class Drafting:
     def _propose(self, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
         """Return what a drafter without state proposes, cut to max_drafts [R] valid ids."""
         state, line, caps = self._state, slot.long(), max_drafts.long()
-        ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
+        ids, counts, *_ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
         real = (ids >= 0) & (ids < self._vocab_size)  # drafts end at the first invalid id
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
         return Drafts(torch.where(real, ids, 0).int(), counts.int())

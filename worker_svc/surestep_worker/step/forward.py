@@ -77,7 +77,8 @@ class ForwardPass:
         """Queue a pass, drafting included unless `drafted` holds the drafts already."""
         rows, kv = inputs.rows, self._context.caches.kv
         if drafted is None:
-            draft_inputs = DraftInputs(rows.slot, inputs.max_drafts, rows.catch_up, inputs.head)
+            most = inputs.max_drafts
+            draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, inputs.head)
             drafted = self.draft(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error

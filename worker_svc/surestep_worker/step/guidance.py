@@ -7,7 +7,7 @@ those rows while the pass runs, and masks the windows as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.shape_logits import Masks
 from surestep_kernels.step.slot_state import DraftIds, SlotState
 from surestep_proto import worker_pb2 as pb
+from torch import Tensor
 
 from surestep_worker.grammar.window import Window
 from surestep_worker.inputs.columns import Extras
@@ -32,6 +33,12 @@ class Guided:
 
     n_forced: IntArray  # [R] drafts that a grammar left no choice about
     windows: dict[int, Window] = field(default_factory=dict)  # by row; on the rank that chooses
+    n_looked_up: IntArray | None = None  # [R] of the other drafts; None: nothing was looked up
+
+    def with_lookups(self, counts: Tensor, looked_up: Tensor) -> Guided:
+        """Return the same, given the drafts i32[R] of all rows, and of how many were looked up."""
+        others = counts.numpy() - self.n_forced
+        return replace(self, n_looked_up=np.minimum(looked_up.numpy(), others))
 
     def onto(self, extras: Extras, geometry: Geometry, device: torch.device) -> Extras:
         """Return `extras` with the masks of a step's positions, uploaded."""
@@ -50,9 +57,11 @@ class Guided:
         return Masks(np.array(which, dtype=np.int32), np.stack(words)) if words else None
 
     def report(self, result: pb.StepResult) -> None:
-        """Fill in which drafts were forced, and which rows failed for their grammars' sake."""
+        """Fill in which drafts were forced or looked up, and rows whose grammars are at fault."""
         if self.n_forced.any():
             result.n_forced.extend(self.n_forced.tolist())
+        if self.n_looked_up is not None and self.n_looked_up.any():
+            result.n_looked_up.extend(self.n_looked_up.tolist())
         for row, window in sorted(self.windows.items()):
             if window.fault and result.status[row] == pb.NO_CANDIDATE:
                 result.grammar_fault_rows.append(row)

@@ -43,3 +43,9 @@ class RankContext(NamedTuple):
     def synchronous(self) -> bool:
         """Whether launches complete before they return, so that reading their outputs is free."""
         return self.step_ops.synchronous
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the drafter looks up what repeats itself before it drafts."""
+        drafter = self.drafter
+        return self.synchronous and isinstance(drafter, DeviceDrafter) and drafter.looks_up

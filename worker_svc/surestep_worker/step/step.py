@@ -186,6 +186,7 @@ class StepLauncher:
             drafted, differences = self._draft(rows, differences), None
             drafts, guided = self._guidance.settle(rows, drafted.drafts)
             drafted = drafted._replace(drafts=drafts)
+            guided = guided.with_lookups(drafts.counts, drafted.looked_up)
             rows = dataclasses.replace(rows, max_drafts=drafted.drafts.counts.long().numpy())
         params = self._sampling.logprobs
         geometry = Geometry.of(rows, self.context.slots, params.prompt, requested)
@@ -223,20 +224,20 @@ class StepLauncher:
         state, sampling = self._memory.state, self._sampling
         extras: Extras[HostColumn] = Extras(differences)
         self._write(upload(extras, self.context.device))
-        if not rows.max_proposed.any() and not rows.catch_up.any():
-            return self._drafting.nothing(len(rows))
-        lines = torch.from_numpy(rows.slot)
-        behind = (state.committed[lines] - state.drafter_len[lines]).numpy()
-        catch_up, max_drafts = np.minimum(rows.catch_up, behind), rows.max_proposed
-        busy = np.flatnonzero((max_drafts > 0) | (catch_up > 0))
+        room = rows.max_drafts if self._drafting.looks_up else rows.max_proposed
+        busy = np.flatnonzero((room > 0) | (rows.catch_up > 0))
         if not len(busy):
             return self._drafting.nothing(len(rows))
-        slot, max_drafts, catch_up = rows.slot[busy], max_drafts[busy], catch_up[busy]
+        some, line = rows.take(busy), torch.from_numpy(rows.slot[busy])
+        slot, max_drafts = some.slot, some.max_proposed
+        behind = (state.committed[line] - state.drafter_len[line]).numpy()
+        catch_up = np.minimum(some.catch_up, behind)
         shape = DraftShape(int(max_drafts.max()), int(catch_up.max()), *sampling.draw_flags(slot))
         head = self._head_inputs(slot, max_drafts, catch_up)
         inputs: DraftInputs[HostColumn] = DraftInputs(
-            slot.astype(np.int32), max_drafts.astype(np.int32), catch_up.astype(np.int32), head
-        )
+            slot.astype(np.int32), max_drafts.astype(np.int32), room[busy].astype(np.int32),
+            catch_up.astype(np.int32), head,
+        )  # fmt: skip
         drafted = self._pass.draft(upload(inputs, self.context.device), shape)
         self._phases.enter(pb.PREPARING)
         return drafted.spread(torch.from_numpy(busy), len(rows))
