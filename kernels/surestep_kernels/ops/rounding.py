@@ -46,10 +46,7 @@ class Rounding:
 
     def __call__(self, weight: Tensor) -> QuantizedWeight:
         """Round a weight [N, K]. Raises ValueError for one that holds NaN or infinities."""
-        made = _to_fp8(weight) if self.fp8 else rounded(weight, self.bits)
-        if not made.scales.isfinite().all():
-            raise ValueError("some elements are NaN, infinite or too large")
-        return made
+        return _to_fp8(weight) if self.fp8 else rounded(weight, self.bits)
 
 
 INT8, INT4, FP8 = Rounding(8), Rounding(4), Rounding(8, fp8=True)
@@ -59,7 +56,8 @@ ROUNDINGS = {"fp8": FP8, "int8": INT8, "int4": INT4}
 def rounded(weight: Tensor, bits: int) -> QuantizedWeight:
     """Return the weight [N, K] with codes of 4 or 8 bits, which span each group of GROUP inputs.
 
-    Scales and mins are numbers that float16 can hold, but for groups too large for that.
+    Scales and mins are numbers that float16 can hold, but for groups too large for that. Raises
+    ValueError as Rounding does.
     """
     rows, columns = weight.shape
     codes = torch.empty(rows, columns, dtype=torch.uint8)
@@ -73,7 +71,7 @@ def rounded(weight: Tensor, bits: int) -> QuantizedWeight:
         scales[part] = step = _in_fp16((high - low) / most)
         steps = (groups - low[..., None]).div_(step.where(step > 0, 1.0)[..., None])
         codes[part] = steps.round_().clamp_(0, most).flatten(1)[:, :columns]
-    return QuantizedWeight(codes, scales, None, GROUP, mins, bits)
+    return QuantizedWeight(codes, _finite(scales), None, GROUP, mins, bits)
 
 
 def _to_fp8(weight: Tensor) -> QuantizedWeight:
@@ -86,7 +84,14 @@ def _to_fp8(weight: Tensor) -> QuantizedWeight:
         scales[part] = step = groups.abs().amax(dim=-1) / _FP8_MOST
         steps = groups / step.where(step > 0, 1.0)[..., None]
         codes[part] = steps.clamp_(-_FP8_MOST, _FP8_MOST).flatten(1)[:, :columns].to(codes.dtype)
-    return QuantizedWeight(codes, scales, None, _FP8_GROUP)
+    return QuantizedWeight(codes, _finite(scales), None, _FP8_GROUP)
+
+
+def _finite(scales: Tensor) -> Tensor:
+    """Return the scales, which are NaN or infinite where any element of their group is."""
+    if not scales.isfinite().all():
+        raise ValueError("some elements are NaN, infinite or too large")
+    return scales
 
 
 def _parts(rows: int, columns: int) -> list[slice]:
