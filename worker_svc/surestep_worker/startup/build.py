@@ -135,6 +135,9 @@ def _load(
     kernels: KernelSet,
     heartbeat: Heartbeat,
 ) -> Model:
+    rounding = choose_rounding(settings, source)
+    if rounding is not None:
+        logger.info("linear weights are rounded to %s", settings.quantization)
     return load_model(
         source,
         dtype=settings.dtype,
@@ -144,7 +147,7 @@ def _load(
         max_model_len=settings.max_model_len,
         draft_head=reads_own_head(settings),
         expert_parallel=settings.enable_expert_parallel,
-        rounding=choose_rounding(settings, source),
+        rounding=rounding,
         progress=show_progress(heartbeat),
     )
 
