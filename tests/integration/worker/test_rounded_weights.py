@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_speculation_changes_no_token(
     depth: int,
     conditions: Conditions,
 ) -> None:
-    settings = {"quantization": rounding, "dtype": dtype}
+    settings: dict[str, Any] = {"quantization": rounding, "dtype": dtype}
     alone = RANK.answers(dense, "alone", "none", 0, **settings)
     RANK.tell_oracles(alone)
     found = RANK.answers(dense, where, drafter, depth, conditions, **settings)
@@ -117,7 +118,7 @@ def test_speculation_changes_no_token(
 
 @pytest.mark.parametrize("rounding", ["int8", "int4"])
 def test_an_mtp_head_is_rounded_with_its_model(folder: Path, rounding: str) -> None:
-    settings = {"quantization": rounding}
+    settings: dict[str, Any] = {"quantization": rounding}
     alone = RANK.answers(folder / "hybrid", "alone", "none", 0, **settings)
     found = RANK.answers(folder / "hybrid", "mixed", "mtp", 1, **settings)
     assert tokens(found) == tokens(alone)
