@@ -35,7 +35,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 _DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct.gguf"
-_BLOCK = 16
+BLOCK = 16
 _CHUNK = 256  # tokens in a step
 
 
@@ -69,7 +69,7 @@ def dequantising(kernels: KernelSet, dtype: torch.dtype) -> KernelSet:
 @torch.inference_mode()
 def logits_of(model: Model, kv: KVCache, ids: Sequence[int]) -> Iterator[Tensor]:
     """The logits f32[T, V] of each chunk of a text."""
-    blocks = torch.arange(1, 2 + len(ids) // _BLOCK)
+    blocks = torch.arange(1, 2 + len(ids) // BLOCK)
     for start in range(0, len(ids), _CHUNK):
         tokens = torch.tensor(ids[start : start + _CHUNK])
         positions = torch.arange(start, start + len(tokens))
@@ -80,7 +80,7 @@ def logits_of(model: Model, kv: KVCache, ids: Sequence[int]) -> Iterator[Tensor]
             torch.tensor([start], dtype=torch.int32),
             max_tokens=len(tokens),
         )
-        slots = blocks[positions // _BLOCK] * _BLOCK + positions % _BLOCK
+        slots = blocks[positions // BLOCK] * BLOCK + positions % BLOCK
         batch = StepBatch(tokens, positions, (GroupPages(rows, slots),), torch.arange(len(tokens)))
         yield model.logits(model.forward(batch, Caches(kv)))
 
@@ -126,8 +126,8 @@ def compare(
     models: Sequence[Model], texts: Sequence[list[int]], kernels: KernelSet
 ) -> list[dict[str, float]]:
     """What the models make of the texts; the first one is the reference."""
-    blocks = 2 + max(map(len, texts)) // _BLOCK
-    caches = [KVCache(model.kv_spec(_BLOCK), blocks, kernels, "cpu") for model in models]
+    blocks = 2 + max(map(len, texts)) // BLOCK
+    caches = [KVCache(model.kv_spec(BLOCK), blocks, kernels, "cpu") for model in models]
     tallies = [Tally() for _ in models]
     for ids in texts:
         runs = (logits_of(*each, ids) for each in zip(models, caches, strict=True))

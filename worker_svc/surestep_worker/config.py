@@ -57,6 +57,10 @@ def _dtype(value: Any) -> Any:
     return _DTYPES.get(value, value)
 
 
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
 class WorkerSettings(PeerSettings):
     """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
 
@@ -103,6 +107,11 @@ class WorkerSettings(PeerSettings):
             description="of weights and KV cache; auto = the checkpoint's; float16 is computed in "
             "bfloat16, which has its size and does not overflow",
         )
+    )
+    quantization: Annotated[str | None, BeforeValidator(_lower)] = Field(
+        default=None,
+        description="int8 or int4 (on CPUs) or fp8 = round the linear weights of a checkpoint to "
+        "it while loading; or what it must be quantised by already, e.g. awq, else it is refused",
     )
     generation_config: str = Field(
         default="auto",

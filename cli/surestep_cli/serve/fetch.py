@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.errors import SurestepError, Unavailable
+from surestep_worker.configs.wanted_quantization import check_held, rounding_wanted
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.heads import head_folder
 
@@ -17,7 +18,7 @@ from .model_source import (
     DEFAULT_SPECULATION,
     ModelFolder,
     ModelSource,
-    check_quantization,
+    held_quantization,
     resolve,
     resolve_tokenizer,
 )
@@ -40,8 +41,7 @@ def fetch(settings: ServeSettings, console: Console) -> Fetched:
         _tell_idle("--revision", settings.revision, model.path, console)
     if settings.model is not None and (verifier := verifier_of(model.path)) is not None:
         settings, model = _with_verifier(settings, model, verifier, console)
-    if settings.quantization is not None:
-        check_quantization(model.path, settings.quantization)
+    rounding_wanted(settings.quantization, held_quantization(model.path), settings.device)
     tokenizer = _tokenizer(settings, model, console)
     return Fetched(with_drafter(settings, console), model, tokenizer)
 
@@ -107,7 +107,7 @@ def with_drafter(settings: ServeSettings, console: Console) -> ServeSettings:
             console.print(f"Warning: draft model: {error}", markup=False, soft_wrap=True)
         else:
             if quantization is not None:
-                check_quantization(Path(config["model"]), quantization)
+                check_held(quantization, held_quantization(Path(config["model"])))
     SpeculativeConfig.from_json(json.dumps(config))
     return settings.model_copy(update={"speculative_config": config})
 

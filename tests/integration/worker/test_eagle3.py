@@ -18,6 +18,7 @@ from support.parity.proposals import proposals
 from support.references.eagle3 import captured_states
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
+from surestep_kernels.ops.rounding import INT8, Rounding
 from surestep_kernels.step.ngram import ngram_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.attention import Attention
@@ -141,17 +142,17 @@ def test_a_head_of_fewer_bits_drafts_much_the_same(
     bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As heads of 16-bit models have 8; the fewer, the more drafts are others."""
-    monkeypatch.setattr(draft_loader, "_round_to", lambda kernels, dtype: bits)
+    monkeypatch.setattr(draft_loader, "_rounding", lambda kernels, dtype: Rounding(bits))
     wrong = share_of_wrong("tied", "the model's rows", tmp_path, monkeypatch)
     assert wrong <= 0.1 if bits == 8 else 0.1 < wrong < 1.0
 
 
 def test_heads_are_rounded_where_that_costs_nothing() -> None:
     kernels = load_kernels("cpu")
-    assert draft_loader._round_to(kernels, torch.bfloat16) == 8
-    assert draft_loader._round_to(kernels, torch.float32) is None
+    assert draft_loader._rounding(kernels, torch.bfloat16) == INT8
+    assert draft_loader._rounding(kernels, torch.float32) is None
     without = replace(kernels, affine=False)  # as on GPUs
-    assert draft_loader._round_to(without, torch.bfloat16) is None
+    assert draft_loader._rounding(without, torch.bfloat16) is None
 
 
 def compare(model: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

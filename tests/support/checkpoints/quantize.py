@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from surestep_kernels.ops.rounding import ROUNDINGS, Rounding
 from torch import Tensor
 
 BLOCK = 128
@@ -143,6 +144,41 @@ def gptq(weight: Tensor, group_size: int) -> Matrix:
     return Matrix(stored, of.meaning)
 
 
+def round_plain(source: Path, rounding: Rounding) -> Path:
+    """Write a copy beside `source` whose weights are what those become when they are rounded.
+
+    An output head that is the embedding becomes one of its own.
+    """
+    name = next(name for name, known in ROUNDINGS.items() if known == rounding)
+    copy = source.with_name(f"{source.name}-as-{name}")
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.index.json"))
+    config = json.loads((copy / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    text = config.get("text_config", config)
+    if config.get("tie_word_embeddings") or text.get("tie_word_embeddings"):
+        tensors["lm_head.weight"] = next(v for k, v in tensors.items() if "embed_tokens" in k)
+        config["tie_word_embeddings"] = text["tie_word_embeddings"] = False
+        (copy / "config.json").write_text(json.dumps(config))
+    input_major = "gpt_oss" in config["model_type"]
+    meant = {n: _meant(n, tensor, rounding, input_major) for n, tensor in tensors.items()}
+    save_file(meant, copy / "model.safetensors")
+    return copy
+
+
+def _meant(name: str, tensor: Tensor, rounding: Rounding, input_major: bool) -> Tensor:
+    fused = ".experts." in name and tensor.dim() == 3
+    if fused and input_major:
+        return torch.stack([rounding(e.T).dequantize().T for e in tensor]).contiguous()
+    if fused:
+        return torch.stack([rounding(expert).dequantize() for expert in tensor])
+    if name == "lm_head.weight":
+        finer = rounding.keeping(8)
+        return tensor.clone() if finer is None else finer(tensor).dequantize()
+    exact = any(f".{part}.weight" in name for part in _NEVER_ROUNDED)
+    return tensor if exact or not _is_linear(name, tensor) else rounding(tensor).dequantize()
+
+
+_NEVER_ROUNDED = ("mlp.gate", "router", "shared_expert_gate", "weights_proj")
 _QUANTIZE = {"fp8": lambda weight, _: fp8(weight), "awq": awq, "gptq": gptq}
 
 

@@ -15,6 +15,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, in_one_group, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
+from surestep_kernels.ops.rounding import ROUNDINGS
 from surestep_kernels.step.fingerprint import row_fingerprints
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
@@ -73,15 +74,16 @@ def run_steps(
     cpu_kernels: Literal["auto", "reference"] = "auto",
     store: WeightStore | None = None,
 ) -> dict[str, Tensor]:
-    """Logits and fingerprint of every step."""
-    kernels = load_kernels("cpu", cpu_kernels)
+    """Logits and fingerprint of every step. "NAME+int8": those of checkpoint NAME, rounded."""
+    kernels, (name, _, rounding) = load_kernels("cpu", cpu_kernels), path.name.partition("+")
     model = load_model(
-        ModelSource(path, store),
+        ModelSource(path.with_name(name), store),
         dtype="auto",
         device="cpu",
         tp=tp,
         kernels=kernels,
-        expert_parallel=path.name.endswith("expert-parallel"),
+        expert_parallel=name.endswith("expert-parallel"),
+        rounding=ROUNDINGS.get(rounding),
     )
     kv, spec = (
         KVCache(in_one_group(model.kv_spec(BLOCK_SIZE)), 5, kernels, "cpu"),

@@ -20,7 +20,7 @@ from surestep_cli.serve.fetch import fetch as fetch_all
 from surestep_cli.serve.model_source import (
     DEFAULT_MODEL,
     ModelSource,
-    check_quantization,
+    held_quantization,
     resolve,
     resolve_tokenizer,
 )
@@ -233,16 +233,33 @@ def test_a_tokenizer_that_is_none(folder: Path) -> None:
         resolve_tokenizer(str(folder), QUIET)
 
 
-def test_quantisation_is_the_checkpoints(folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="--quantization fp8: the checkpoint is not quantised"):
-        check_quantization(folder, "fp8")
-    for method in ("gptq", "awq"):
-        about = {"quantization_config": {"quant_method": method}}
-        (folder / "config.json").write_text(json.dumps(about))
-        for name in (method, f"{method}_marlin"):
-            check_quantization(folder, name)
-    with pytest.raises(InvalidRequest, match="quantised by 'awq'"):
-        check_quantization(folder, "fp8")
+def test_the_quantisation_of_a_checkpoint(folder: Path) -> None:
+    for said in ("{}", "{", "[]", '{"quantization_config": 3}'):
+        (folder / "config.json").write_text(said)
+        assert held_quantization(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "refusal"),
+    [
+        (None, "int8", ""),
+        (None, "fp8", ""),
+        (None, "awq", "the checkpoint is not quantised, and on cpu it can be rounded"),
+        ("awq", "awq_marlin", ""),
+        ("awq", "int4", "the checkpoint is quantised by 'awq', and it is served as it is stored"),
+    ],
+)
+def test_quantisation_is_refused_before_anything_starts(
+    folder: Path, held: str | None, wanted: str, refusal: str
+) -> None:
+    about = {"quantization_config": {"quant_method": held}} if held else {}
+    (folder / "config.json").write_text(json.dumps(about))
+    settings = Serve.load([str(folder), "--device", "cpu", "--quantization", wanted])
+    if refusal:
+        with pytest.raises(InvalidRequest, match=f"--quantization {wanted}: {refusal}"):
+            fetch_all(settings, QUIET)
+    else:
+        assert fetch_all(settings, QUIET).settings.quantization == wanted
 
 
 def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,13 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     return entries
 
 
+def quant_method(config: object) -> str | None:
+    """Return what a config.json says that the weights are quantised by; None: they are plain."""
+    about = config.get("quantization_config") if isinstance(config, Mapping) else None
+    method = about.get("quant_method", "unknown") if about and isinstance(about, Mapping) else None
+    return method if isinstance(method, str) else None
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """Return the files of a single-file checkpoint, or of one with an index."""
     index = folder / _INDEX

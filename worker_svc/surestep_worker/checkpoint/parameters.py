@@ -22,11 +22,11 @@ from typing import NamedTuple, Self
 import torch
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.ops.quantized import concatenate
-from surestep_kernels.ops.rounding import rounded
+from surestep_kernels.ops.rounding import Rounding
 from torch import Tensor
 
 from .safetensors_header import Entry
-from .schemes import FLOATS, Quantization, Share, Stored
+from .schemes import FLOATS, Quantization, Share, Stored, read_rounded
 from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
@@ -49,6 +49,7 @@ class TensorSource(NamedTuple):
     dim: int = 0
     item: int | None = None
     dtypes: tuple[str, ...] = FLOATS  # that it may have
+    input_major: bool = False  # a linear weight [K, N]
 
     @property
     def numel(self) -> int:
@@ -71,9 +72,9 @@ class TensorSource(NamedTuple):
     @property
     def share(self) -> Share:
         """The part of a linear weight that this rank keeps."""
-        rows, columns = self.shape[-2:]
+        rows, columns = self.shape[-2:][:: -1 if self.input_major else 1]
         keep = range(self.keep.start, self.keep.stop)
-        if self.dim == 0:
+        if self.dim == int(self.input_major):
             return Share(self.module, keep, range(columns), inputs=columns)
         return Share(self.module, range(rows), keep, inputs=columns)
 
@@ -85,6 +86,7 @@ class Parameter(NamedTuple):
     sources: tuple[TensorSource, ...]
     linear: bool = False  # for take_linear: weights that may be quantised
     table: bool = False  # rows to look up: they may be quantised in the files, not in memory
+    least_bits: int = 4  # that rounding must leave of a number
 
 
 Table = Mapping[str, Parameter]
@@ -104,20 +106,20 @@ class CheckpointWeights:
         ignore: Iterable[str] = (),
         quantization: Quantization | None = None,
         dtype: torch.dtype,
-        round_to: int | None = None,
+        rounding: Rounding | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Compare the tensors of a checkpoint with `table` and open their files.
 
         `ignore` holds regular expressions of whole names of tensors to ignore. Without
-        `quantization` every weight must be unquantised. With `round_to` plain linear weights are
-        rounded to so many bits, 4 or 8, when they are taken. Raises InvalidRequest naming missing,
+        `quantization` every weight must be unquantised. With `rounding` plain linear weights are
+        rounded when they are taken. Raises InvalidRequest naming missing,
         unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
         each other.
         """
         self._table = table
         self._left = dict(table)
-        self._quantization, self._round_to = quantization, round_to
+        self._quantization, self._round = quantization, rounding
         self.dtype = dtype  # of what is taken, unless another is asked for
         self._progress = progress or (lambda done, total: None)
         self._done = 0
@@ -160,41 +162,49 @@ class CheckpointWeights:
         return parameter
 
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
-        """Read a linear weight as the checkpoint holds it, quantised or as `take` does, or rounded.
-
-        Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
-        """
+        """Read a linear weight, quantised, rounded or plain. Raises what `quantized` raises."""
         weight = self.quantized(name)
         if weight is None:
-            return self._take_plain(name)
+            return self.take(name)
         for source in self._left.pop(name).sources:
             self._advance(source)
         self.bytes_taken += weight.nbytes
         return weight
 
-    def _take_plain(self, name: str) -> Tensor | QuantizedWeight:
-        before, weight = self.bytes_taken, self.take(name)
-        if not self._table[name].linear:
-            return weight
-        laid = self.as_linear(weight)
-        self.bytes_taken = before + laid.nbytes
-        return laid
-
     def as_linear(self, weight: Tensor) -> Tensor | QuantizedWeight:
         """Return a plain weight as linear weights are to be: rounded, if they are."""
-        return weight if self._round_to is None else rounded(weight, self._round_to)
+        return weight if self._round is None else self._round(weight)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
-        """Read a parameter, taken or not, if all of it is quantised; it is not taken by that.
+        """Read a parameter, taken or not, if all of it is quantised, or to be rounded; it is not
+        taken by that.
 
-        Raises InvalidRequest if it cannot be cut as this rank needs it.
+        Raises InvalidRequest if it cannot be cut as this rank needs it, or not be rounded.
         """
         parameter = self._table[name]
         sources = [source for source in parameter.sources if source.numel]
-        if not sources or not all(source.name in self._quantized for source in sources):
+        found, rounding = {s.name in self._quantized for s in sources}, self._rounding(parameter)
+        if found == {True}:
+            weights = [self._read_quantized(source, source.share) for source in sources]
+        elif found == {False} and rounding is not None:
+            weights = [self._read_rounded(source, rounding) for source in sources]
+        else:
             return None
-        weight = concatenate([self._read_quantized(source, source.share) for source in sources])
-        return weight.padded(parameter.shape[0])
+        return concatenate(weights).padded(parameter.shape[int(sources[0].input_major)])
+
+    def _rounding(self, parameter: Parameter) -> Rounding | None:
+        """Return what a parameter is rounded to where it is a linear weight."""
+        if self._round and (parameter.linear or parameter.table):
+            return self._round.keeping(parameter.least_bits)
+        return None
+
+    def _read_rounded(self, source: TensorSource, rounding: Rounding) -> QuantizedWeight:
+        def read(name: str, rows: slice, columns: slice) -> Tensor:
+            if source.input_major:
+                return self._read_part(source.item, source.name, columns, rows).T
+            return self._read_part(source.item, source.name, rows, columns)
+
+        return read_rounded(source.share, rounding, read)
 
     def _read_quantized(self, source: TensorSource, share: Share) -> QuantizedWeight:
         assert self._quantization is not None
@@ -233,7 +243,10 @@ class CheckpointWeights:
         quantized = any(source.name in self._quantized for source in parameter.sources)
         if quantized and parameter.linear:
             return sum(map(self._bytes, parameter.sources))
-        return math.prod(parameter.shape) * self.dtype.itemsize
+        elements, rounding = math.prod(parameter.shape), self._rounding(parameter)
+        if rounding is not None and parameter.linear:
+            return rounding.nbytes(elements)
+        return elements * self.dtype.itemsize
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """Return the checkpoint tensors that hold a source."""

@@ -13,6 +13,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.ops.quantized import GROUP_MULTIPLE, MAX_GROUP
+from surestep_kernels.ops.rounding import Rounding
 from torch import Tensor
 
 FLOATS = ("F32", "BF16", "F16")
@@ -220,6 +221,23 @@ class Gptq(Quantization):
             raise InvalidRequest(f"{module}.qzeros holds more than 4 bits", param="model")
         scales = read(f"{module}.scales", groups, rows).float().T[:, owners].contiguous()
         return QuantizedWeight(codes, scales, zeros, group_size)
+
+
+def read_rounded(share: Share, rounding: Rounding, read: Read) -> QuantizedWeight:
+    """Read a share of a plain weight and round it.
+
+    Groups that it cuts are read whole, so that ranks round as one does. Raises InvalidRequest for
+    one that is cut where groups cannot be, and for NaN.
+    """
+    size, blocks = group_size_of(rounding.group, share), _slice(share.columns, rounding.group)
+    first, end = blocks.start * rounding.group, blocks.stop * rounding.group
+    weight = read(share.module, _slice(share.rows), slice(first, min(end, share.inputs)))
+    try:
+        whole = rounding(weight)
+    except ValueError as error:
+        message = f"{share.module} cannot be rounded: {error}"
+        raise InvalidRequest(message, param="model") from error
+    return whole.regrouped(size).inputs(share.columns.start - first, len(share.columns))
 
 
 def _slice(part: range, block: int = 1) -> slice:

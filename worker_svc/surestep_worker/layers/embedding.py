@@ -16,6 +16,8 @@ from surestep_worker.configs.model_config import ModelConfig
 from .context import LayerContext
 from .linear import Sharding, pack
 
+_HEAD_BITS = 8  # of a head that is rounded: with fewer, near-equal logits would change places
+
 
 def vocabulary_table(
     prefix: str, config: ModelConfig, shard: Sharding, *, head: bool
@@ -23,10 +25,15 @@ def vocabulary_table(
     """Parameters of a model whose decoder's tensors begin with `prefix`; `head`: an untied one."""
     sizes = config.vocab_size, config.hidden_size
     embedding = shard.vocabulary(f"{prefix}embed_tokens.weight", *sizes)
-    table = {"embedding": embedding._replace(table=True)}
+    table = {"embedding": embedding._replace(table=True, least_bits=_HEAD_BITS)}
     if head:
-        table["lm_head"] = shard.vocabulary("lm_head.weight", *sizes)._replace(linear=True)
+        table["lm_head"] = head_of(shard.vocabulary("lm_head.weight", *sizes))
     return table
+
+
+def head_of(rows: Parameter) -> Parameter:
+    """Return the parameter of an output head."""
+    return rows._replace(linear=True, least_bits=_HEAD_BITS)
 
 
 class Embedding:

@@ -78,7 +78,7 @@ def _indexer_table(
     return {
         **shard.columns(f"{to}index_q", [query], latent.q_rank, bias=False),
         **shard.columns(f"{to}index_k", [_whole(f"{at}wk", sizes.dim)], width, bias=False),
-        **shard.columns(f"{to}index_weights", [_whole(*weights)], width, bias=False),
+        **shard.columns(f"{to}index_weights", [_whole(*weights)], width, bias=False, exact=True),
         f"{to}index_norm": shard.whole(f"{at}k_norm.weight", sizes.dim),
         f"{to}index_bias": shard.whole(f"{at}k_norm.bias", sizes.dim),
     }

@@ -18,6 +18,8 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, 
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
+_LEAST, _EXACT = 4, 32  # bits that rounding must leave
+
 
 class ShardSlice(NamedTuple):
     """A dimension of the whole model and the slice of it on this rank."""
@@ -67,17 +69,25 @@ class Sharding:
         return Parameter((rows, width), (TensorSource(name, (vocab_size, width), keep),))
 
     def columns(
-        self, name: str, outputs: Sequence[tuple[str, ShardSlice]], inputs: int, *, bias: bool
+        self,
+        name: str,
+        outputs: Sequence[tuple[str, ShardSlice]],
+        inputs: int,
+        *,
+        bias: bool,
+        exact: bool = False,
     ) -> dict[str, Parameter]:
         """Column-parallel layers of one input, merged in the given order.
 
-        A layer may be named more than once, with another part of it each time.
+        A layer may be named more than once, with another part of it each time. `exact` ones are
+        never rounded.
         """
         rows = sum(part.size for _, part in outputs)
         weight = Parameter(
             (rows, inputs),
             tuple(TensorSource(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
             linear=True,
+            least_bits=_EXACT if exact else _LEAST,
         )
         if not bias:
             return {f"{name}.weight": weight}

@@ -57,17 +57,17 @@ def moe_table(
     if moe.sigmoid is not None:
         shared, bias = f"{at}shared_experts.", f"{at}gate.e_score_correction_bias"
         return {
-            **shard.columns(f"{to}router", router, width, bias=False),
+            **shard.columns(f"{to}router", router, width, bias=False, exact=True),
             f"{to}router_bias": shard.whole(bias, moe.num_experts),
             **mlp_table(f"{to}shared.", shared, width, moe.shared_expert_size, shard),
             **experts,
         }
     gate = [(f"{at}shared_expert_gate", ShardSlice(1, slice(0, 1)))]
     if are_alike([name for name, _ in (*router, *gate)], names):
-        projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False)
+        projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False, exact=True)
     else:
-        projections = shard.columns(f"{to}router", router, width, bias=False)
-        projections |= shard.columns(f"{to}shared_gate", gate, width, bias=False)
+        projections = shard.columns(f"{to}router", router, width, bias=False, exact=True)
+        projections |= shard.columns(f"{to}shared_gate", gate, width, bias=False, exact=True)
     return {
         **projections,
         **mlp_table(f"{to}shared.", f"{at}shared_expert.", width, moe.shared_expert_size, shard),
@@ -110,9 +110,11 @@ def _fused_experts(to: str, at: str, config: SparseConfig, shard: Sharding) -> d
         up = slice(inner + keep.start, inner + keep.stop)
         gate_up = (cut("gate_up_proj", expert, part, 0) for part in (keep, up))
         size = keep.stop - keep.start
-        table[f"{to}{expert}.gate_up.weight"] = Parameter((2 * size, width), tuple(gate_up))
+        table[f"{to}{expert}.gate_up.weight"] = Parameter(
+            (2 * size, width), tuple(gate_up), linear=True
+        )
         down = cut("down_proj", expert, keep, 1)
-        table[f"{to}{expert}.down.weight"] = Parameter((width, size), (down,))
+        table[f"{to}{expert}.down.weight"] = Parameter((width, size), (down,), linear=True)
     return table
 
 
@@ -170,7 +172,9 @@ class _Stacked(NamedTuple):
         shape = [self.outputs, self.inputs]
         if self.input_major:
             shape, dim = shape[::-1], 1 - dim
-        source = TensorSource(self.name, (self.experts, *shape), keep, dim, expert)
+        source = TensorSource(
+            self.name, (self.experts, *shape), keep, dim, expert, input_major=self.input_major
+        )
         shape[dim] = keep.stop - keep.start
         return Parameter((shape[0], shape[1]), (source,), linear=True)
 
@@ -190,7 +194,7 @@ def gpt_oss_moe_table(
     """
     count, width, inner = config.num_local_experts, config.hidden_size, config.intermediate_size
     router = [(f"{at}router", ShardSlice(count, slice(0, count)))]
-    table = shard.columns(f"{to}router", router, width, bias=True)
+    table = shard.columns(f"{to}router", router, width, bias=True, exact=True)
     gate_up = _stacked(f"{at}experts.gate_up_proj", count, 2 * inner, width, names)
     down = _stacked(f"{at}experts.down_proj", count, width, inner, names)
     block = config.column_block

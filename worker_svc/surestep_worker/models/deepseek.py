@@ -8,7 +8,7 @@ from collections.abc import Set
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES, DeepseekConfig
 from surestep_worker.layers.attention import attention_table
-from surestep_worker.layers.embedding import vocabulary_table
+from surestep_worker.layers.embedding import head_of, vocabulary_table
 from surestep_worker.layers.latent_attention import latent_attention_table
 from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
@@ -68,7 +68,7 @@ def _mtp_table(config: DeepseekConfig, shard: Sharding, names: Set[str]) -> dict
     if (name := f"{at}embed_tokens.weight") in names:
         own["mtp.embedding"] = shard.vocabulary(name, *vocabulary)._replace(table=True)
     if (name := f"{at}shared_head.head.weight") in names:
-        own["mtp.lm_head"] = shard.vocabulary(name, *vocabulary)._replace(linear=True)
+        own["mtp.lm_head"] = head_of(shard.vocabulary(name, *vocabulary))
     return own | {
         **shard.columns("mtp.fc", [(f"{at}eh_proj", whole)], 2 * width, bias=False),
         "mtp.norm_embedding": shard.whole(f"{at}enorm.weight", width),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
+from surestep_kernels.ops.rounding import INT8, Rounding
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.checkpoint.prepared import prepared
@@ -22,8 +23,6 @@ from surestep_worker.layers.rotary import rotary_table
 from .eagle3 import IGNORED, Eagle3Head, parameter_table
 from .loader import Model
 from .source import CheckpointSource
-
-_BITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ def load_eagle3(
             ignore=IGNORED,
             quantization=decoder.quantization,
             dtype=model.vocabulary.dtype,
-            round_to=_round_to(kernels, model.vocabulary.dtype),
+            rounding=_rounding(kernels, model.vocabulary.dtype),
         )
 
     store, facts = checkpoint.store, checkpoint.facts
@@ -80,12 +79,12 @@ def load_eagle3(
     return head, checkpoint.fingerprint
 
 
-def _round_to(kernels: KernelSet, dtype: torch.dtype) -> int | None:
-    """How many bits the weights of a head get: drafts are as good, and cost half as much to read.
+def _rounding(kernels: KernelSet, dtype: torch.dtype) -> Rounding | None:
+    """What the weights of a head are rounded to: drafts are as good, and cost half as much to read.
 
     In float32 a head is as it was trained, as models are.
     """
-    return _BITS if kernels.affine and dtype is not torch.float32 else None
+    return INT8 if kernels.affine and dtype is not torch.float32 else None
 
 
 def _ranks_of(config: Eagle3Config, tp: TensorParallel) -> TensorParallel:

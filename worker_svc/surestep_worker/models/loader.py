@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet
+from surestep_kernels.ops.rounding import Rounding
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
@@ -68,6 +69,7 @@ class LoadOptions:
     max_model_len: int | None  # bounds the sequences, tokens; None: as the model allows
     draft_head: bool  # with the head that drafts for it
     expert_parallel: bool  # ranks share out whole experts
+    rounding: Rounding | None  # of plain linear weights
     progress: Progress | None
 
 
@@ -81,6 +83,7 @@ def load_model(
     max_model_len: int | None = None,
     draft_head: bool = False,
     expert_parallel: bool = False,
+    rounding: Rounding | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load this rank's part of a model; see LoadOptions.
@@ -94,6 +97,7 @@ def load_model(
         max_model_len=max_model_len,
         draft_head=draft_head,
         expert_parallel=expert_parallel,
+        rounding=rounding,
         progress=progress,
     )
     config, family = source.config, FAMILIES[source.config.architecture]
@@ -140,6 +144,7 @@ def _open_checkpoint(
         ignore=family.ignored(config, shard, draft_head=options.draft_head),
         quantization=config.quantization,
         dtype=resolve_dtype(options.dtype, config),
+        rounding=options.rounding,
         progress=options.progress,
     )
     _require_room("the weights", checkpoint.bytes_wanted, param="model")

@@ -14,6 +14,7 @@ from surestep_worker.checkpoint.model_folder import (
     ConfigFiles,
     fingerprint,
     fingerprint_of,
+    quant_method,
     read_entries,
 )
 from surestep_worker.checkpoint.safetensors_header import Entry
@@ -79,6 +80,11 @@ class ModelSource(CheckpointSource[ModelConfig]):
     def generation(self) -> Mapping[str, Any]:
         """The generation config."""
         return self._files.generation
+
+    @property
+    def quant_method(self) -> str | None:
+        """What the checkpoint says it is quantised by."""
+        return quant_method(self._files.config)
 
     def lies_in_folder(self) -> str:
         """Fingerprint of what the folder holds now; empty when that is no checkpoint."""

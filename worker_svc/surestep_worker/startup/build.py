@@ -29,7 +29,7 @@ from surestep_worker.step.runner import Runner
 from .build_log import log_facts, show_progress
 from .built import Built
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
-from .choose_kernels import choose_kernels
+from .choose_kernels import choose_kernels, choose_rounding
 from .gpu_memory_profiler import claim_gpu
 from .grammars import grammar_table, most_forced
 from .products import choose_products
@@ -135,6 +135,9 @@ def _load(
     kernels: KernelSet,
     heartbeat: Heartbeat,
 ) -> Model:
+    rounding = choose_rounding(settings, source)
+    if rounding is not None:
+        logger.info("linear weights are rounded to %s", settings.quantization)
     return load_model(
         source,
         dtype=settings.dtype,
@@ -144,6 +147,7 @@ def _load(
         max_model_len=settings.max_model_len,
         draft_head=reads_own_head(settings),
         expert_parallel=settings.enable_expert_parallel,
+        rounding=rounding,
         progress=show_progress(heartbeat),
     )
 
@@ -154,6 +158,8 @@ def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.
     kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
     if settings.activation_dtype != "auto":
         kinds.append(f"{settings.activation_dtype}_activations")
+    if choose_rounding(settings, source) is not None:
+        kinds.append(f"{settings.quantization}_weights")
     return "-".join((source.fingerprint, *kinds))
 
 

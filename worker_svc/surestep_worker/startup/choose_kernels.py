@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
+from surestep_kernels.ops.rounding import FP8, ROUNDINGS, Rounding
 
 from surestep_worker.cache.kv_cache import CACHE_DTYPES
 from surestep_worker.checkpoint.schemes import Fp8
 from surestep_worker.config import WorkerSettings
+from surestep_worker.configs.wanted_quantization import rounding_wanted
 from surestep_worker.models import ModelSource, attention_case
 
 
@@ -18,7 +20,10 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     """Return the ops of the device, with attention for this model: those that the weights in memory
     are laid out for, otherwise the fastest."""
     device, store = settings.device, source.store
-    if settings.activation_dtype != "auto" and not isinstance(source.config.quantization, Fp8):
+    held = isinstance(source.config.quantization, Fp8)
+    if settings.activation_dtype != "auto" and not (
+        held or choose_rounding(settings, source) == FP8
+    ):
         raise InvalidRequest(
             f"activation_dtype {settings.activation_dtype}: the checkpoint has no FP8 weights",
             param="activation_dtype",
@@ -38,6 +43,12 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
         _choose_launches(settings)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     return kernels
+
+
+def choose_rounding(settings: WorkerSettings, source: ModelSource) -> Rounding | None:
+    """Return what linear weights are rounded to; None: they are served as they are stored."""
+    wanted = rounding_wanted(settings.quantization, source.quant_method, settings.device)
+    return None if wanted is None else ROUNDINGS[wanted]
 
 
 def _choose_launches(settings: WorkerSettings) -> None:
