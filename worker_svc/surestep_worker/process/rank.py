@@ -28,6 +28,7 @@ from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
+from surestep_worker.host.torch_import import import_torch
 
 from . import control
 from .control import Activation, Failure, Message, MessageKind
@@ -204,6 +205,8 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
 
 
 def _preload(settings: WorkerSettings) -> Build:
+    if settings.device == "cpu":
+        import_torch()
     from .preload import import_all  # torch: seconds
 
     return import_all(settings)
