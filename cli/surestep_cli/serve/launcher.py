@@ -219,7 +219,7 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for child in self._services.children:
+                for child in reversed(self._services.children):  # workers take longest to start
                     tasks.create_task(child.keep())
                 if await self._started():
                     self._startup.announce(needs_key=self._needs_key)

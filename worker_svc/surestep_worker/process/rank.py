@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -205,11 +206,15 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
 
 
 def _preload(settings: WorkerSettings) -> Build:
+    gc.disable()  # there is nothing to collect among imports
     if settings.device == "cpu":
         import_torch()
     from .preload import import_all  # torch: seconds
 
-    return import_all(settings)
+    build = import_all(settings)
+    gc.enable()
+    gc.freeze()  # what was imported stays: collections need not look at it
+    return build
 
 
 def main() -> int:
