@@ -25,6 +25,7 @@ from surestep_kernels.ops.quantized import concatenate
 from surestep_kernels.ops.rounding import rounded
 from torch import Tensor
 
+from .read_ahead import ReadAhead
 from .safetensors_header import Entry
 from .schemes import FLOATS, Quantization, Share, Stored
 from .tensors import Checkpoint, refuse
@@ -129,6 +130,8 @@ class CheckpointWeights:
             self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
             self.bytes_wanted = sum(map(self._bytes_in_memory, table.values()))
             self._stack = stack.pop_all()
+        packed = [name for name, p in table.items() if p.linear and self._all_quantized(p)]
+        self._read_ahead = ReadAhead(packed, self.quantized, self._stack)
 
     def __enter__(self) -> Self:
         return self
@@ -164,9 +167,10 @@ class CheckpointWeights:
 
         Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
-        weight = self.quantized(name)
-        if weight is None:
+        if not self._all_quantized(self._table[name]):
             return self._take_plain(name)
+        weight = self._read_ahead.get(name)
+        assert weight is not None
         for source in self._left.pop(name).sources:
             self._advance(source)
         self.bytes_taken += weight.nbytes
@@ -190,11 +194,15 @@ class CheckpointWeights:
         Raises InvalidRequest if it cannot be cut as this rank needs it.
         """
         parameter = self._table[name]
-        sources = [source for source in parameter.sources if source.numel]
-        if not sources or not all(source.name in self._quantized for source in sources):
+        if not self._all_quantized(parameter):
             return None
+        sources = [source for source in parameter.sources if source.numel]
         weight = concatenate([self._read_quantized(source, source.share) for source in sources])
         return weight.padded(parameter.shape[0])
+
+    def _all_quantized(self, parameter: Parameter) -> bool:
+        names = [source.name for source in parameter.sources if source.numel]
+        return bool(names) and self._quantized.issuperset(names)
 
     def _read_quantized(self, source: TensorSource, share: Share) -> QuantizedWeight:
         assert self._quantization is not None

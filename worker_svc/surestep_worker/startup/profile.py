@@ -119,7 +119,8 @@ def check_drafter(runner: Runner) -> Check:
     for window in range(_CHECK_WINDOWS):
         # No more drafts than are still to come could make so many accepted ones low.
         at_most = rows * _CHECK_WINDOWS * runner.context.max_draft_tokens
-        decided = window >= _LEAST_WINDOWS and not check._replace(drafts=at_most).is_low
+        surely = check.drafts > 0 and not check._replace(drafts=at_most).is_low
+        decided = window >= _LEAST_WINDOWS and surely
         if not profiler.has_time(math.inf if decided else 0.0):
             break
         check = check.after(profiler.step(pb.VERIFY))
