@@ -102,7 +102,12 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
             before = machine.describe()
             figures = await measure(server, args.seed + index, args)
             rounds[server.name].append(figures)
-            line = {"server": asdict(server) | {"weights": str(server.weights)}, "round": index, "figures": figures, "machine": before}
+            line = {
+                "server": asdict(server) | {"weights": str(server.weights)},
+                "round": index,
+                "figures": figures,
+                "machine": before,
+            }
             print(json.dumps(line), file=args.json, flush=True)
     return rounds
 

@@ -12,9 +12,9 @@ from support.parity.bench import NEIGHBOURS, Neighbours, ParityBench, build_runn
 from support.parity.local_engine import one_rank
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.startup import profile
 from surestep_worker.startup.build import build_runner as build_from_settings
 from surestep_worker.startup.built import Built
-from surestep_worker.startup import profile
 from surestep_worker.startup.profile import Check, check_drafter, measure_costs
 from surestep_worker.step.runner import Runner
 
