@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 from surestep_worker.process.child import start_early
 
 
 def main() -> None:
     """Entry point."""
-    started = start_early()
+    started = start_early(sys.argv)
     gc.disable()  # there is nothing to collect among imports
     from surestep_worker.process.supervise import main as supervise
 

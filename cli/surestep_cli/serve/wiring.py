@@ -47,7 +47,6 @@ def wiring(
     wired = {
         **listen,
         "model": str(model.path),
-        "device": settings.device,  # told, since a supervisor starts its rank before it finds out
         "port": str(settings.port or free["port"].rpartition(":")[2]),
         "served_model_name": ",".join(settings.served_model_name) or model.name,
         "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from surestep_worker.checkpoint.read_ahead import ReadAhead
+from surestep_worker.host.read_ahead import ReadAhead
 
 
 def test_reads_the_next_one_meanwhile_and_each_once() -> None:

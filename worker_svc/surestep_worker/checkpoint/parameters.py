@@ -25,7 +25,8 @@ from surestep_kernels.ops.quantized import concatenate
 from surestep_kernels.ops.rounding import rounded
 from torch import Tensor
 
-from .read_ahead import ReadAhead
+from surestep_worker.host.read_ahead import ReadAhead
+
 from .safetensors_header import Entry
 from .schemes import FLOATS, Quantization, Share, Stored
 from .tensors import Checkpoint, refuse

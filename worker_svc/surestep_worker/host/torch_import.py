@@ -2,7 +2,7 @@
 
 A third of the time of `import torch` goes into Python's shape rules and decompositions of operators
 (torch._meta_registrations), which serve tensors on the device "meta" and compilers. Nothing of an
-eager step asks for them; whoever does so later imports them then.
+eager step asks for them; code that does so later imports them then.
 """
 
 from __future__ import annotations

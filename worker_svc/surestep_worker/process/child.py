@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+START_RANK = "--start-rank"
+
 
 class Started(NamedTuple):
     """A process, and our end of the control socket that is its stdin."""
@@ -27,8 +29,8 @@ def rank_command() -> list[str]:
     return [sys.executable, "-m", "surestep_worker.process.rank"]
 
 
-def start(command: Sequence[str], environ: Mapping[str, str]) -> Started:
-    """Start a process. Raises OSError."""
+def start(command: Sequence[str], environ: Mapping[str, str] | None) -> Started:
+    """Start a process, in this one's environment if none is given. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
@@ -40,14 +42,18 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> Started:
     return Started(process, ours)
 
 
-def start_early() -> Started | None:
-    """Start a standby with the settings of this process, if `surestep serve` says that it is for
-    CPUs: what a rank for GPUs finds in its environment takes all settings to know.
+def start_early(arguments: list[str]) -> Started | None:
+    """Start a standby with the environment of this process, if its first argument says so; that
+    argument is removed.
+
+    `surestep serve` says so for CPUs. What a rank for GPUs finds in its environment takes all
+    settings to know.
     """
-    if os.environ.get("SURESTEP_DEVICE") != "cpu":
+    if arguments[1:2] != [START_RANK]:
         return None
+    del arguments[1]
     try:
-        return start(rank_command(), os.environ)
+        return start(rank_command(), None)
     except OSError:
         return None  # the supervisor tries again, and tells
 
