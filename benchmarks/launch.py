@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import aiohttp
 from surestep_cli.bench.load import run_load
+from surestep_common.errors import InvalidRequest
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -106,7 +107,7 @@ async def http_first_token(url: str) -> bool:
             prompt_tokens=1,
             timeout_s=_PROBE_TIMEOUT_S,
         )
-    except (aiohttp.ClientError, TimeoutError):
+    except (aiohttp.ClientError, TimeoutError, InvalidRequest):
         return False
     return report.num_errors == 0
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import bandwidth
 import machine
 import peers_picture
 import uvloop
@@ -37,6 +39,13 @@ class Server:
     name: str
     url: str
     command: str | None = None
+    weights: Path | None = None  # GGUF file or folder, for the share of the memory's bandwidth
+
+
+def listed_server(fields: dict[str, str]) -> Server:
+    """Of an entry of `--servers`."""
+    weights = Path(fields["weights"]) if "weights" in fields else None
+    return Server(fields["name"], fields["url"], fields.get("command"), weights)
 
 
 async def measure(server: Server, seed: int, args: argparse.Namespace) -> Figures:
@@ -51,6 +60,10 @@ async def measure(server: Server, seed: int, args: argparse.Namespace) -> Figure
             )
         for concurrency in args.concurrency:
             figures |= await load(server, concurrency, seed, args)
+    if server.weights is not None and "TPOT p50, ms, c=1" in figures:
+        tok_s = 1e3 / figures["TPOT p50, ms, c=1"]
+        read = bandwidth.share(server.weights, tok_s, args.read_bytes_s)
+        figures["share of memory bandwidth, c=1"] = read
     return figures
 
 
@@ -59,7 +72,7 @@ async def load(server: Server, concurrency: int, seed: int, args: argparse.Names
     report = await run_load(
         server.url,
         concurrency=concurrency,
-        num_requests=max(4, args.requests_per_client * concurrency),
+        num_requests=max(args.min_requests, args.requests_per_client * concurrency),
         max_tokens=args.max_tokens,
         prompt_tokens=args.prompt_tokens,
         prompt_kind=args.prompt_kind,
@@ -89,7 +102,12 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
             before = machine.describe()
             figures = await measure(server, args.seed + index, args)
             rounds[server.name].append(figures)
-            line = {"server": asdict(server), "round": index, "figures": figures, "machine": before}
+            line = {
+                "server": asdict(server) | {"weights": str(server.weights)},
+                "round": index,
+                "figures": figures,
+                "machine": before,
+            }
             print(json.dumps(line), file=args.json, flush=True)
     return rounds
 
@@ -119,10 +137,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "COMMAND"))
-    add("--servers", type=Path, help="YAML list of {name, url, command}; no command: runs already")
+    add("--servers", type=Path, help="YAML list of {name, url, command, weights}")
     add("--rounds", type=int, default=3)
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    add("--requests-per-client", type=int, default=2, help="a load is at least 4 requests")
+    add("--requests-per-client", type=int, default=2)
+    add("--min-requests", type=int, default=4, help="of a load, whatever its number of clients")
     add("--num-warmup", type=int, default=1, help="requests before each load, not counted")
     add("--max-tokens", type=int, default=128)
     add("--prompt-tokens", type=int, default=64, help="words, about one token each")
@@ -139,7 +158,10 @@ def main(argv: list[str] | None = None) -> None:
     """Run the comparison and print its table."""
     args = parse(argv)
     listed = yaml.safe_load(args.servers.read_text()) if args.servers else []
-    servers = [Server(*fields) for fields in args.server] + [Server(**fields) for fields in listed]
+    servers = [Server(*fields) for fields in args.server] + [listed_server(f) for f in listed]
+    if any(server.weights for server in servers):
+        args.read_bytes_s = bandwidth.read_bandwidth(len(os.sched_getaffinity(0)))
+        print(f"memory is read at {args.read_bytes_s / 1e9:.1f} GB/s", file=sys.stderr)
     rounds = uvloop.run(compare(servers, args))
     print(table(rounds))
     where = machine.describe()

@@ -2,6 +2,7 @@
 
 python tools/make_shaped_checkpoint.py llama-3.2-1b FOLDER
 python tools/make_shaped_checkpoint.py qwen3.5-4b FOLDER --device cuda    # draws weights there
+python tools/make_shaped_checkpoint.py qwen3-0.6b FOLDER --tokenizer MODEL-FOLDER
 
 Hybrids get an MTP head too. Billions of numbers take a while to draw on a CPU.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.glm_moe_dsa import GlmMoeDsaConfig
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
@@ -73,6 +75,22 @@ SHAPES: dict[str, Shape] = {
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-0.6b": Shape(
+        Qwen3Config,
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
         },
     ),
     # Latents, index keys and heads as those of GLM-5, in a model that is small otherwise.
@@ -132,8 +150,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu", help="where weights are drawn")
+    parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer is put beside it")
     args = parser.parse_args(argv)
-    make(SHAPES[args.shape], args.folder, args.device)
+    shape = SHAPES[args.shape]
+    make(shape, args.folder, args.device)
+    if args.tokenizer is not None:
+        add_tokenizer(args.tokenizer, args.folder, shape.sizes["vocab_size"])
 
 
 def make(shape: Shape, folder: Path, device: str = "cpu") -> None:
@@ -145,6 +167,23 @@ def make(shape: Shape, folder: Path, device: str = "cpu") -> None:
     model.save_pretrained(folder)
     if shape.mtp:
         _add_mtp(folder, shape.sizes["num_hidden_layers"] - 1, shape.sizes["hidden_size"])
+
+
+def add_tokenizer(source: Path, folder: Path, size: int) -> None:
+    """Copy a BPE tokenizer, with a word of its own for each token of `size` that it lacks.
+
+    Random weights choose any of them, and servers send nothing for a token without a text.
+    """
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    known = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    if max(known) >= size:
+        raise SystemExit(f"{source} has more than {size} tokens")
+    vocab |= {f"_{token}": token for token in range(size) if token not in known}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
 
 
 def _add_mtp(folder: Path, last: int, width: int) -> None:

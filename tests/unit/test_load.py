@@ -9,18 +9,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectorError, ClientResponseError, web
 from surestep_cli.bench.load import LoadReport, make_prompt, run_load
 from surestep_cli.bench.picture import in_characters, to_svg
+from surestep_common.errors import Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def serving(completions: Handler) -> AsyncIterator[str]:
-    async def models(_: web.Request) -> web.Response:
+async def serving(completions: Handler, models: Handler | None = None) -> AsyncIterator[str]:
+    async def two_models(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "first"}, {"id": "second"}]})
 
+    models = models or two_models
     app = web.Application()
     app.add_routes([web.post("/v1/completions", completions), web.get("/v1/models", models)])
     runner = web.AppRunner(app)
@@ -50,9 +52,9 @@ def usage(tokens: int) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}}
 
 
-async def load(url: str, **options: Any) -> LoadReport:
+async def load(url: str, model: str | None = None, **options: Any) -> LoadReport:
     sizes = {"concurrency": 2, "num_requests": 6, "max_tokens": 4, "prompt_tokens": 3}
-    return await run_load(url, **{**sizes, **options})
+    return await run_load(url, model, **{**sizes, **options})
 
 
 async def test_counts_tokens_by_usage_and_times_by_chunk() -> None:
@@ -157,6 +159,86 @@ async def test_a_silent_server_is_a_timeout_and_a_closed_port_a_client_error() -
     assert report.errors == {"timeout": 2}
     closed = await load(url, model="m", num_requests=1)
     assert closed.errors == {"ClientConnectorError": 1}
+
+
+async def test_what_an_idle_connection_swallowed_is_sent_again_and_counted() -> None:
+    used: set[object] = set()
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        assert request.transport is not None
+        if request.transport in used:  # as if it had been closed just before
+            request.transport.abort()
+            return web.Response()
+        used.add(request.transport)
+        return await stream(request, text("a"), usage(4))
+
+    async with serving(reply) as url:
+        report = await load(url, model="m", concurrency=1)
+    assert (report.errors, report.output_tokens) == ({}, 24)
+    assert report.num_reconnects == 5  # the first request had a connection of its own
+
+
+async def test_a_server_that_drops_fresh_connections_or_begun_streams_fails() -> None:
+    num_requests = 0
+
+    async def drop(request: web.Request) -> web.StreamResponse:
+        nonlocal num_requests
+        num_requests += 1
+        await request.read()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, text("a"), done=False)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(drop) as url:
+        dropped = await load(url, model="m", concurrency=1)
+    assert (dropped.num_errors, dropped.num_reconnects, num_requests) == (6, 0, 6)
+    async with serving(begin) as url:
+        begun = await load(url, concurrency=1)
+    assert (begun.num_errors, begun.num_reconnects) == (6, 0)
+
+
+async def test_waits_for_a_server_that_has_no_model_yet_or_is_loading_it() -> None:
+    models = iter([web.json_response({}, status=503), web.json_response({"data": []})])
+    loading = iter([503])
+    ready = web.json_response({"data": [{"id": "late"}]})
+
+    async def listed(_: web.Request) -> web.StreamResponse:
+        return next(models, None) or web.Response(body=ready.body, content_type="application/json")
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        if (status := next(loading, None)) is not None:
+            return web.json_response({"error": {"message": "loading"}}, status=status)
+        return await stream(request, text("a"), usage(4))
+
+    async with serving(reply, listed) as url:
+        report = await load(url, ready_timeout_s=10)
+    assert (report.model, report.num_requests, report.num_errors) == ("late", 6, 0)
+
+
+async def test_tires_of_a_server_that_stays_unready_but_not_of_one_that_refuses() -> None:
+    async def loading(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "loading"}}, status=503)
+
+    async def forbidden(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+
+    async with serving(loading) as url:
+        with pytest.raises(Unavailable, match=r"not ready: http 503: .*loading"):
+            await load(url, ready_timeout_s=1e-3)
+    with pytest.raises(ClientConnectorError):  # its port is closed now
+        await load(url, ready_timeout_s=1e-3)
+    async with serving(forbidden, forbidden) as url:
+        with pytest.raises(ClientResponseError, match="401"):
+            await load(url, ready_timeout_s=60)
+        report = await load(url, "m", ready_timeout_s=60)
+    assert report.errors == {"http 401": 6}
 
 
 def test_prompts_depend_on_index_seed_and_kind_alone() -> None:

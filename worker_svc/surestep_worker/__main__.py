@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
+import gc
+import sys
 
-import uvloop
-from surestep_common import access, log, rpc
-from surestep_common.config import parent_pid
-from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
-from surestep_common.tasks import end
-from surestep_proto import supervisor_pb2 as pb
-from surestep_proto import supervisor_pb2_grpc as pb_grpc
-
-from surestep_worker.process.supervisor import Supervisor, rank_command
-
-from .config import WorkerSettings
-
-
-async def supervise(settings: WorkerSettings) -> None:
-    """Keep one rank running until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    supervisor = Supervisor(rank_command(), settings)
-    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
-    pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
-    await server.start(settings.supervisor_address)
-    await server.set_serving(True)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(supervisor.run())
-        await stop.wait()
-        await end(running)
-    await server.stop(grace_s=0)
+from surestep_worker.process.child import start_early
 
 
 def main() -> None:
     """Entry point."""
-    die_with(parent_pid())
-    dump_stacks_on_signal()
-    raise_file_limit()
-    settings = WorkerSettings.load()
-    access.use(settings)
-    log.configure(
-        "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
-    )
-    uvloop.run(supervise(settings))
+    started = start_early(sys.argv)
+    gc.disable()  # there is nothing to collect among imports
+    from surestep_worker.process.supervise import main as supervise
+
+    gc.enable()
+    supervise(started)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 from surestep_common.tls import context_of_client
@@ -30,4 +34,42 @@ def open_session(
         if socket is None
         else aiohttp.UnixConnector(socket, limit=0),
         read_bufsize=_MAX_LINE_BYTES,
+        trace_configs=[_noting_reuse()],
     )
+
+
+async def post(
+    session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
+) -> tuple[aiohttp.ClientResponse, int]:
+    """POST `body` as JSON. Return the response and how often it was sent anew.
+
+    A server may close a connection that it kept alive just as a request comes (RFC 9112, 9.3.1),
+    and llama.cpp's does so after every stream without a word; aiohttp repeats only methods that are
+    idempotent. What breaks on a connection of its own, or after the response began, is raised.
+    """
+    times = 0
+    while True:
+        connection = _Connection()
+        try:
+            response = await session.post(path, json=body, trace_request_ctx=connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not connection.reused:
+                raise
+            times += 1
+        else:
+            return response, times
+
+
+@dataclass(slots=True)
+class _Connection:
+    reused: bool = False  # it has carried another request before
+
+
+def _noting_reuse() -> aiohttp.TraceConfig:
+    async def note(_session: object, context: SimpleNamespace, _params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.reused = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(note)
+    return config

@@ -54,6 +54,7 @@ async def _measure(options: Bench) -> LoadReport:
             extra=options.extra,
             api_key=options.key(),
             num_warmup=options.num_warmup,
+            ready_timeout_s=options.ready_check_timeout_sec,
         )
     except aiohttp.ClientError as error:
         raise Unavailable(f"no answer from {options.url}: {error}") from error
@@ -70,6 +71,8 @@ def _table(report: LoadReport) -> Table:
         *((f"failed: {kind}", str(count)) for kind, count in report.errors.items()),
     ):
         table.add_row(name, value)
+    if report.num_reconnects:
+        table.add_row("sent again", f"{report.num_reconnects}: idle connections were closed")
     if report.error_sample:
         table.add_row("first failure", report.error_sample)
     return table

@@ -28,6 +28,9 @@ class Bench(ServerUrl):
     prompt_kind: str = Field(
         default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
     )
+    ready_check_timeout_sec: float = Field(
+        default=0.0, ge=0, description="seconds to wait for a server that is not ready"
+    )
     seed: int = Field(default=0, description="another seed = other prompts")
     extra: dict[str, object] = Field(
         default_factory=dict, description="JSON merged into every request body"

@@ -15,13 +15,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import aiohttp
 
-from surestep_cli.api.responses import DONE, model_card, payload_of
 from surestep_cli.api.sessions import open_session
+
+from .stream import Trace, request, served_model
 
 PromptKind = Literal["random", "repeat"]
 
@@ -76,6 +77,7 @@ class LoadReport:
     num_chunks: int
     num_errors: int
     errors: dict[str, int]  # kind -> requests
+    num_reconnects: int  # requests sent again: the server had closed the idle connection
     error_sample: str | None  # the first failure in the server's words
     output_sha256: str  # of all texts in request order: equal digests, equal outputs
     bucket_s: float  # length of each part of `tok_s_over_time`
@@ -102,17 +104,19 @@ async def run_load(
     api_key: str | None = None,
     num_warmup: int = 0,
     timeout_s: float = 600.0,
+    ready_timeout_s: float = 0.0,
 ) -> LoadReport:
     """Send `num_requests` requests to the server at `url` and report.
 
     `model` None asks the server for its first model. `extra` goes into every request body.
     `num_warmup` requests with prompts of their own run first and are not counted. `timeout_s`
-    bounds each request. Failed requests are counted, not raised; only when `model` is None are
-    there aiohttp.ClientError from a server that does not answer, InvalidRequest without a model.
+    bounds each request. Failed requests are counted, not raised; only when `model` is None, or
+    `ready_timeout_s` says how long to wait for the server, are there aiohttp.ClientError from one
+    that does not answer, InvalidRequest without a model, Unavailable when it stays unready.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with open_session(url, api_key=api_key, timeout=timeout) as session:
-        served = model or await _first_model(session)
+        served = await served_model(session, model, ready_timeout_s)
         common = {
             "model": served,
             "max_tokens": max_tokens,
@@ -123,9 +127,9 @@ async def run_load(
             **(extra or {}),
         }
 
-        async def send(index: int) -> _Trace:
+        async def send(index: int) -> Trace:
             prompt = make_prompt(index, prompt_tokens, seed=seed, kind=prompt_kind)
-            return await _request(session, {**common, "prompt": prompt}, max_tokens)
+            return await request(session, {**common, "prompt": prompt}, max_tokens)
 
         await _closed_loop(send, range(_WARMUP_INDEX, _WARMUP_INDEX + num_warmup), concurrency)
         start = time.perf_counter()
@@ -145,58 +149,11 @@ def make_prompt(index: int, num_words: int, *, seed: int, kind: PromptKind) -> s
     return " ".join(rng.choices(_WORDS, k=num_words))
 
 
-@dataclass(slots=True)
-class _Trace:
-    """The stream of one request."""
-
-    sent: float
-    ended: float = 0.0
-    arrivals: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    usage: dict[str, int] = field(default_factory=dict)
-    done: bool = False
-    error: str | None = None
-    error_detail: str = ""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.usage.get("completion_tokens", len(self.arrivals))
-
-    def feed(self, line: bytes) -> None:
-        """Parse one line of the stream. Raise ValueError when it is malformed."""
-        payload = payload_of(line)
-        if payload is None:
-            return
-        if payload == DONE:
-            self.done = True
-            return
-        now = time.perf_counter()
-        chunk = json.loads(payload)
-        if chunk.get("error") is not None:
-            self.fail("error in the stream", json.dumps(chunk["error"]))
-            return
-        self.usage = chunk.get("usage") or self.usage
-        output = [c for c in chunk.get("choices", ()) if c.get("text") or c.get("token_ids")]
-        if output:
-            self.arrivals.append(now)
-            self.texts += [c.get("text") or "" for c in output]
-
-    def fail(self, kind: str, detail: str = "") -> None:
-        """Record a failure; the first one counts."""
-        if self.error is None:
-            self.error, self.error_detail = kind, detail[:500]
-
-
-async def _first_model(session: aiohttp.ClientSession) -> str:
-    async with session.get("v1/models", raise_for_status=True) as response:
-        return str(model_card(await response.json())["id"])
-
-
 async def _closed_loop(
-    send: Callable[[int], Awaitable[_Trace]], indices: range, concurrency: int
-) -> list[_Trace]:
+    send: Callable[[int], Awaitable[Trace]], indices: range, concurrency: int
+) -> list[Trace]:
     queue = iter(indices)
-    traces: dict[int, _Trace] = {}
+    traces: dict[int, Trace] = {}
 
     async def client() -> None:
         for index in queue:  # one iterator shared by all clients
@@ -208,31 +165,8 @@ async def _closed_loop(
     return [traces[index] for index in indices]
 
 
-async def _request(
-    session: aiohttp.ClientSession, body: Mapping[str, Any], max_tokens: int
-) -> _Trace:
-    trace = _Trace(sent=time.perf_counter())
-    try:
-        async with session.post("v1/completions", json=body) as response:
-            if response.status == 200:
-                async for line in response.content:
-                    trace.feed(line)
-            else:
-                trace.fail(f"http {response.status}", await response.text())
-    except TimeoutError:
-        trace.fail("timeout")
-    except (aiohttp.ClientError, ValueError) as error:
-        trace.fail(type(error).__name__, str(error))
-    trace.ended = time.perf_counter()
-    if not trace.done:
-        trace.fail("stream ended without [DONE]")
-    elif trace.num_tokens < max_tokens:
-        trace.fail("fewer tokens than asked for", f"{trace.num_tokens} of {max_tokens}")
-    return trace
-
-
 def _report(
-    model: str, concurrency: int, span: tuple[float, float], traces: Sequence[_Trace]
+    model: str, concurrency: int, span: tuple[float, float], traces: Sequence[Trace]
 ) -> LoadReport:
     start, wall_s = span
     good = [t for t in traces if t.error is None]
@@ -263,6 +197,7 @@ def _report(
         num_chunks=sum(len(t.arrivals) for t in good),
         num_errors=len(bad),
         errors=dict(Counter(t.error for t in bad if t.error is not None)),
+        num_reconnects=sum(t.reconnects for t in traces),
         error_sample=next((t.error_detail for t in bad), None),
         output_sha256=digest.hexdigest(),
         bucket_s=wall_s / _BUCKETS,
@@ -272,7 +207,7 @@ def _report(
     )
 
 
-def _speeds(streamed: Sequence[_Trace], start: float, bucket_s: float) -> list[float]:
+def _speeds(streamed: Sequence[Trace], start: float, bucket_s: float) -> list[float]:
     tokens = [0.0] * _BUCKETS
     for trace in streamed:
         for moment in trace.arrivals:

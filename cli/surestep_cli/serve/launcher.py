@@ -25,6 +25,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
 from surestep_worker.config import gpu_is_here, torch_has_cuda
+from surestep_worker.process.child import START_RANK
 
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import unbreakable
@@ -172,7 +173,8 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
         return Child(Command(name=name, argv=argv, environ={**inherited, **extra}, log_path=path))
 
     def worker(rank: int, supervisor: str) -> Service:
-        started = child(f"worker{rank}", "surestep_worker", SURESTEP_RANK=str(rank))
+        early = (START_RANK,) if settings.device == "cpu" else ()
+        started = child(f"worker{rank}", "surestep_worker", *early, SURESTEP_RANK=str(rank))
         return Service(started, [GrpcProbe(supervisor)])
 
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
@@ -219,7 +221,7 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for child in self._services.children:
+                for child in reversed(self._services.children):  # workers take longest to start
                     tasks.create_task(child.keep())
                 if await self._started():
                     self._startup.announce(needs_key=self._needs_key)

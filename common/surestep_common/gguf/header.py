@@ -189,17 +189,18 @@ class _Reader:
     def _strings(self, count: int) -> list[str]:
         """Read texts. Tokens and merges are most of a header: little is done for each of them."""
         read, left, texts = self._file.read, self._left, []
-        for _ in range(count):
-            length = int.from_bytes(read(8), "little")
-            left -= 8 + length
-            if left < 0:
-                self._take(self._left + 1)  # refuses
-            texts.append(read(length))
-        self._left = left
+        number, size = int.from_bytes, 8
         try:
-            return [text.decode() for text in texts]
+            for _ in range(count):
+                length = number(read(size), "little")
+                left -= size + length
+                if left < 0:
+                    self._take(self._left + 1)  # refuses
+                texts.append(read(length).decode())
         except UnicodeDecodeError as error:
             refuse(self._path, f"{error.object[:_MAX_SHOWN]!a} is not UTF-8")
+        self._left = left
+        return texts
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:

@@ -25,7 +25,7 @@ from .work_gate import WorkGate
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4 << 20  # of a body; so large ones leave a process to the others
-_WARM_S = 2.0  # after the start of the gateway, which has other things to do first
+_WARM_S = 4.0  # after the start of the gateway: the worker beside it loads its model first
 _START_S = 60.0
 _IDLE_S = 60.0  # until all but one end
 _LOOK_S = 0.05  # between two looks at their memory

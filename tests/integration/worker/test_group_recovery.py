@@ -18,7 +18,8 @@ from surestep_proto import sampling_pb2, worker_pb2
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
-from surestep_worker.process.supervisor import Supervisor, rank_command
+from surestep_worker.process.child import rank_command
+from surestep_worker.process.supervisor import Supervisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TIMEOUT_S = 120

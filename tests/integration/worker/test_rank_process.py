@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.config import WorkerSettings
+from surestep_worker.process import child
 from surestep_worker.process.rank_process import RankProcess
 
 
@@ -76,3 +77,19 @@ async def test_who_was_stopped_did_not_hang_by_itself(stopped: bool) -> None:
     await rank.end(pb.HUNG, "hung")
     assert (await rank.wait()).outside == stopped
     rank.close()
+
+
+async def test_a_rank_is_started_early_only_where_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child, "rank_command", lambda: [sys.executable, "-c", "input()"])
+    assert child.start_early(["supervisor", "--rank", "0"]) is None
+    arguments = ["supervisor", child.START_RANK, "--rank", "0"]
+    started = child.start_early(arguments)
+    assert started is not None
+    assert arguments == ["supervisor", "--rank", "0"]
+    rank = RankProcess(started)
+    assert rank.alive
+    rank.close()  # the end of its input
+    assert (await rank.wait()).reason == "exit code 1"
+    assert not rank.alive

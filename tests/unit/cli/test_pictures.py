@@ -43,6 +43,7 @@ def report(model: str = "m") -> LoadReport:
         num_chunks=80,
         num_errors=1,
         errors={"timeout": 1},
+        num_reconnects=0,
         error_sample="",
         output_sha256="",
         bucket_s=0.2,

@@ -25,6 +25,8 @@ from surestep_kernels.ops.quantized import concatenate
 from surestep_kernels.ops.rounding import Rounding
 from torch import Tensor
 
+from surestep_worker.host.read_ahead import ReadAhead
+
 from .safetensors_header import Entry
 from .schemes import FLOATS, Quantization, Share, Stored, read_rounded
 from .tensors import Checkpoint, refuse
@@ -113,9 +115,8 @@ class CheckpointWeights:
 
         `ignore` holds regular expressions of whole names of tensors to ignore. Without
         `quantization` every weight must be unquantised. With `rounding` plain linear weights are
-        rounded when they are taken. Raises InvalidRequest naming missing,
-        unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
-        each other.
+        rounded when they are taken. Raises InvalidRequest naming missing, unexpected, repeated and
+        misshapen tensors, those of a wrong type, and those that contradict each other.
         """
         self._table = table
         self._left = dict(table)
@@ -131,6 +132,8 @@ class CheckpointWeights:
             self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
             self.bytes_wanted = sum(map(self._bytes_in_memory, table.values()))
             self._stack = stack.pop_all()
+        packed = [name for name, p in table.items() if p.linear and self._all_quantized(p)]
+        self._read_ahead = ReadAhead(packed, self.quantized, self._stack)
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +166,8 @@ class CheckpointWeights:
 
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
         """Read a linear weight, quantised, rounded or plain. Raises what `quantized` raises."""
-        weight = self.quantized(name)
+        ready = self._all_quantized(self._table[name])
+        weight = self._read_ahead.get(name) if ready else self.quantized(name)
         if weight is None:
             return self.take(name)
         for source in self._left.pop(name).sources:
@@ -176,8 +180,7 @@ class CheckpointWeights:
         return weight if self._round is None else self._round(weight)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
-        """Read a parameter, taken or not, if all of it is quantised, or to be rounded; it is not
-        taken by that.
+        """Read a parameter if all of it is quantised, or to be rounded; it stays to be taken.
 
         Raises InvalidRequest if it cannot be cut as this rank needs it, or not be rounded.
         """
@@ -194,9 +197,8 @@ class CheckpointWeights:
 
     def _rounding(self, parameter: Parameter) -> Rounding | None:
         """Return what a parameter is rounded to where it is a linear weight."""
-        if self._round and (parameter.linear or parameter.table):
-            return self._round.keeping(parameter.least_bits)
-        return None
+        wanted = self._round if parameter.linear or parameter.table else None
+        return wanted.keeping(parameter.least_bits) if wanted else None
 
     def _read_rounded(self, source: TensorSource, rounding: Rounding) -> QuantizedWeight:
         def read(name: str, rows: slice, columns: slice) -> Tensor:
@@ -205,6 +207,10 @@ class CheckpointWeights:
             return self._read_part(source.item, source.name, rows, columns)
 
         return read_rounded(source.share, rounding, read)
+
+    def _all_quantized(self, parameter: Parameter) -> bool:
+        names = [source.name for source in parameter.sources if source.numel]
+        return bool(names) and self._quantized.issuperset(names)
 
     def _read_quantized(self, source: TensorSource, share: Share) -> QuantizedWeight:
         assert self._quantization is not None

@@ -62,11 +62,6 @@ class Activation(NamedTuple):
     profile_result: bytes
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new control socket."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
 def inherited() -> socket.socket:
     """Return the rank's end. Raises InvalidRequest in a process not started by a supervisor."""
     try:

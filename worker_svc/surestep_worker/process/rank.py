@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
+from surestep_worker.host.torch_import import import_torch
 
 from . import control
 from .control import Activation, Failure, Message, MessageKind
@@ -204,9 +206,15 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
 
 
 def _preload(settings: WorkerSettings) -> Build:
+    gc.disable()  # there is nothing to collect among imports
+    if settings.device == "cpu":
+        import_torch()
     from .preload import import_all  # torch: seconds
 
-    return import_all(settings)
+    build = import_all(settings)
+    gc.enable()
+    gc.freeze()  # what was imported stays: collections need not look at it
+    return build
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
+from .child import Child, Started, start
 from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
@@ -58,9 +58,14 @@ class StartFailure(NamedTuple):
 class RankProcess:
     """A process started by `spawn`; it is ended by `end` or `terminate`, or ends by itself."""
 
-    def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
-        self._process = process
-        self._control = end
+    def __init__(self, started: Started) -> None:
+        """Raises OSError, and ends the process, if there is no descriptor left for it."""
+        try:
+            self._process = Child(started.process)
+        except OSError:
+            started.control.close()
+            raise
+        self._control = started.control
         self._exit_reason: ExitReason | None = None
         self.imported = False  # reported by the process: what remains is quick
         self.start_failure: StartFailure | None = None  # reported by the process, which then exits
@@ -74,15 +79,7 @@ class RankProcess:
         environ = child_environ(settings.environ())
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
-        with contextlib.ExitStack() as stack:
-            ours, theirs = map(stack.enter_context, control.pair())
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=theirs.fileno(), env=environ
-            )
-            theirs.close()
-            stack.pop_all()
-        ours.setblocking(False)
-        return cls(process, ours)
+        return cls(start(command, environ))
 
     @property
     def pid(self) -> int:
@@ -92,7 +89,7 @@ class RankProcess:
     @property
     def alive(self) -> bool:
         """Whether the process has not been reaped yet."""
-        return self._process.returncode is None
+        return self._process.alive
 
     def activate(
         self, weights: WeightFds, profile_result: bytes, idle_s: float, load_s: float
@@ -144,24 +141,22 @@ class RankProcess:
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if dump:
-                self._process.send_signal(STACK_DUMP_SIGNAL)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), _STACK_DUMP_S)
-            self._process.kill()
+        if dump:
+            self._process.send_signal(STACK_DUMP_SIGNAL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STACK_DUMP_S)
+        self._process.send_signal(signal.SIGKILL)
 
     async def terminate(self) -> None:
         """Send SIGTERM; kill the process if it takes more than a few seconds.
 
         If cancelled it is left to end by itself.
         """
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), _TERM_GRACE_S)
         except TimeoutError:
-            self._process.kill()
+            self._process.send_signal(signal.SIGKILL)
             await self.wait()
         finally:
             self.close()

@@ -44,13 +44,17 @@ class Supervisor(pb_grpc.SupervisorServicer):
     """Keeps one rank and one standby alive. `run` owns them; the RPCs only read and request."""
 
     def __init__(
-        self, command: Sequence[str], settings: WorkerSettings, oom: OomKills | None = None
+        self,
+        command: Sequence[str],
+        settings: WorkerSettings,
+        oom: OomKills | None = None,
+        first: RankProcess | None = None,
     ) -> None:
-        """`command` starts a standby."""
+        """`command` starts a standby; `first` is one that was started before."""
         self._command = command
         self._settings = settings
         self._rank: RankProcess | None = None
-        self._standby: RankProcess | None = None
+        self._standby = first
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
         self._oom = oom or OomKills()
@@ -278,8 +282,3 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
 def _back_off_s(failures: int) -> float:
     return _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-
-
-def rank_command() -> list[str]:
-    """Return the command line of a standby."""
-    return [sys.executable, "-m", "surestep_worker.process.rank"]

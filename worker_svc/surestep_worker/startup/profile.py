@@ -29,6 +29,7 @@ _CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts on which the drafter is checked
 _CHECK_WINDOWS = 12
+_LEAST_WINDOWS = 4  # for a share of accepted drafts that means something
 _SOUND = 0.07  # share of these drafts that even a weak head has accepted
 _BY_CHANCE = 0.01  # share of starts in which such a head may seem to do worse
 _PROMPT = 8  # tokens in each text whose logits are checked
@@ -43,6 +44,12 @@ class Check(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.accepted} of {self.drafts} drafts accepted"
+
+    def after(self, result: pb.StepResult) -> Check:
+        """Return the check with the drafts of one more step."""
+        drafts, accepted = sum(result.n_drafts), sum(result.n_accepted)
+        windows = self.windows + len(result.n_drafts)
+        return Check(windows, self.drafts + drafts, self.accepted + accepted)
 
     @property
     def is_low(self) -> bool:
@@ -107,13 +114,17 @@ def check_drafter(runner: Runner) -> Check:
     profiler = _Profiler(runner.with_own_epochs())
     if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0, 0)
-    profiler.admit(range(min(_CHECK_ROWS, profiler.max_rows)), context=0)
-    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time_left(_CHECK_WINDOWS)]
-    return Check(
-        sum(len(result.n_drafts) for result in results),
-        sum(sum(result.n_drafts) for result in results),
-        sum(sum(result.n_accepted) for result in results),
-    )
+    rows, check = min(_CHECK_ROWS, profiler.max_rows), Check(0, 0, 0)
+    profiler.admit(range(rows), context=0)
+    for window in range(_CHECK_WINDOWS):
+        # No more drafts than are still to come could make so many accepted ones low.
+        at_most = rows * _CHECK_WINDOWS * runner.context.max_draft_tokens
+        surely = check.drafts > 0 and not check._replace(drafts=at_most).is_low
+        decided = window >= _LEAST_WINDOWS and surely
+        if not profiler.has_time(math.inf if decided else 0.0):
+            break
+        check = check.after(profiler.step(pb.VERIFY))
+    return check
 
 
 @dataclass
@@ -159,13 +170,6 @@ class _Profiler:
         """Return whether there are so many seconds left, by the clock of rank 0."""
         left = torch.tensor([int(self.spent_s + needed_s < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
-
-    def while_time_left(self, most: int) -> Iterable[int]:
-        """Yield 0, 1, .. most - 1 while there is time left."""
-        for i in range(most):
-            if not self.has_time():
-                return
-            yield i
 
     def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
         """Return the fastest of some DECODE steps and of some VERIFY steps."""

@@ -1,0 +1,100 @@
+"""Start a rank process and notice its end.
+
+It imports next to nothing, so that a supervisor can start its first rank before it imports what it
+needs itself: both take a part of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+START_RANK = "--start-rank"
+
+
+class Started(NamedTuple):
+    """A process, and our end of the control socket that is its stdin."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+
+def rank_command() -> list[str]:
+    """Return the command line of a standby."""
+    return [sys.executable, "-m", "surestep_worker.process.rank"]
+
+
+def start(command: Sequence[str], environ: Mapping[str, str] | None) -> Started:
+    """Start a process, in this one's environment if none is given. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            process = subprocess.Popen(command, stdin=theirs.fileno(), env=environ)  # noqa: S603
+        except BaseException:
+            ours.close()
+            raise
+    ours.setblocking(False)
+    return Started(process, ours)
+
+
+def start_early(arguments: list[str]) -> Started | None:
+    """Start a standby with the environment of this process, if its first argument says so; that
+    argument is removed.
+
+    `surestep serve` says so for CPUs. What a rank for GPUs finds in its environment takes all
+    settings to know.
+    """
+    if arguments[1:2] != [START_RANK]:
+        return None
+    del arguments[1]
+    try:
+        return start(rank_command(), None)
+    except OSError:
+        return None  # the supervisor tries again, and tells
+
+
+class Child:
+    """A started process in an event loop, which waits for its end."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """Raises OSError, and ends the process, if there is no descriptor left for it."""
+        self._process = process
+        self._exited = asyncio.Event()
+        try:
+            self._fd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        asyncio.get_running_loop().add_reader(self._fd, self._reap)
+
+    def _reap(self) -> None:
+        self._process.wait()  # it has ended
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+        self._exited.set()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not been reaped yet."""
+        return not self._exited.is_set()
+
+    async def wait(self) -> int:
+        """Wait for its end. Return its exit status, negative: the signal that ended it."""
+        await self._exited.wait()
+        return int(self._process.returncode)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has been reaped."""
+        if self.alive:
+            os.kill(self.pid, number)

@@ -1,0 +1,52 @@
+"""The process of a supervisor: its settings, its server, its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import uvloop
+from surestep_common import access, log, rpc
+from surestep_common.config import parent_pid
+from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
+from surestep_common.tasks import end
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import supervisor_pb2_grpc as pb_grpc
+
+from surestep_worker.config import WorkerSettings
+
+from .child import Started, rank_command
+from .rank_process import RankProcess
+from .supervisor import Supervisor
+
+
+async def supervise(settings: WorkerSettings, started: Started | None) -> None:
+    """Keep one rank running until SIGTERM or SIGINT; the first one may be `started` already."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    first = RankProcess(started) if started is not None else None
+    supervisor = Supervisor(rank_command(), settings, first=first)
+    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
+    pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
+    await server.start(settings.supervisor_address)
+    await server.set_serving(True)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        await stop.wait()
+        await end(running)
+    await server.stop(grace_s=0)
+
+
+def main(started: Started | None) -> None:
+    """Supervise until a signal comes."""
+    die_with(parent_pid())
+    dump_stacks_on_signal()
+    raise_file_limit()
+    settings = WorkerSettings.load()
+    access.use(settings)
+    log.configure(
+        "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
+    )
+    uvloop.run(supervise(settings, started))
