@@ -25,8 +25,11 @@ enum {
     TILE_QUERIES = 6,       /* queries that share the loads */
     /* Up to this many, a tile takes four vectors of keys or values, else two. */
     WIDE_QUERIES = LANES == 16 ? 6 : 3,
-    TASK_QUERIES = 36,
+    TASK_QUERIES = 72,
 };
+
+/* Instead of the type of the pages: the span lies in the tile's panels, unpacked. */
+enum { UNPACKED = 3 };
 
 typedef struct {
     void *out;
@@ -48,13 +51,14 @@ typedef struct {
     const attention_job *j;
     const int32_t *table;
     long kv_head;
-    int count;
+    int count, unpacked;
     long keys[SPAN / GROUP], values[SPAN / GROUP]; /* cache index of each group of the span */
+    long dims; /* of a head, up to whole vectors */
     float max[TASK_QUERIES], correction[TASK_QUERIES];
     f8 sum[TASK_QUERIES];
-    float q[TASK_QUERIES][MAX_HEAD_DIM];
     float scores[TASK_QUERIES][SPAN];
-    float acc[TASK_QUERIES][MAX_HEAD_DIM];
+    float q[TASK_QUERIES * MAX_HEAD_DIM], acc[TASK_QUERIES * MAX_HEAD_DIM]; /* [count][dims] */
+    float key_panel[MAX_HEAD_DIM * SPAN], value_panel[SPAN * MAX_HEAD_DIM]; /* [dims][SPAN], [SPAN][dims] */
 } query_tile;
 
 /* Look up where the positions base..base+n lie. */
@@ -69,11 +73,50 @@ static void find_groups(query_tile *t, long base, long n)
     }
 }
 
+/* Two groups of keys, or one where a vector has no more, for dim d. */
+INLINE vf load_keys(const query_tile *t, const long *groups, long g, long d, const int dtype)
+{
+    if (dtype == UNPACKED) return load_f32(t->key_panel + d * SPAN + g * GROUP);
+    const long row = d * t->j->block_size;
+    return load_halves(t->j->pages.k, groups[0] + row, groups[GROUPS - 1] + row, dtype);
+}
+
+/* Dims from d on of the value of position p; what follows a head's last dim is never read. */
+INLINE vf load_values(const query_tile *t, long p, long d, const int dtype)
+{
+    if (dtype == UNPACKED) return load_f32(t->value_panel + p * t->dims + d);
+    const long dims = t->j->head_dim, at = t->values[p / GROUP] + p % GROUP * dims + d;
+    return load_halves(t->j->pages.v, at, d + GROUP < dims ? at + GROUP : at, dtype);
+}
+
+/* Widen the positions 0..n of the span once for all queries of the tile. */
+INLINE void unpack(query_tile *t, long n, const int dtype)
+{
+    for (long g = 0; g * GROUP < n; g += GROUPS) {
+        const long keys[2] = {t->keys[g], t->keys[(g + 1) * GROUP < n ? g + 1 : g]};
+        for (long d = 0; d < t->j->head_dim; d++) {
+            vf lanes = load_keys(t, keys, g, d, dtype);
+            memcpy(t->key_panel + d * SPAN + g * GROUP, &lanes, sizeof lanes);
+        }
+    }
+    for (long p = 0; p < n; p++)
+        for (long d = 0; d < t->dims; d += LANES) {
+            vf lanes = load_values(t, p, d, dtype);
+            memcpy(t->value_panel + p * t->dims + d, &lanes, sizeof lanes);
+        }
+}
+
+static void unpack_span(query_tile *t, long n)
+{
+    if (t->j->pages.dtype == BF16) unpack(t, n, BF16);
+    else if (t->j->pages.dtype == E4M3) unpack(t, n, E4M3);
+    else unpack(t, n, F32);
+}
+
 /* Scores of the groups of keys from g. Every score is one chain over the dims of a head. */
 INLINE void score(query_tile *t, int first, const int queries, const int vectors, long g, long groups,
                   const int dtype)
 {
-    const long row = t->j->block_size;
     long keys[4 * GROUPS];
     vf acc[TILE_QUERIES][4];
     for (int v = 0; v < vectors * GROUPS; v++) keys[v] = t->keys[g + v < groups ? g + v : groups - 1];
@@ -84,13 +127,11 @@ INLINE void score(query_tile *t, int first, const int queries, const int vectors
     for (long d = 0; d < t->j->head_dim; d++) {
         vf key[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const long a = keys[v * GROUPS], b = keys[v * GROUPS + GROUPS - 1];
-            key[v] = load_halves(t->j->pages.k, a + d * row, b + d * row, dtype);
-        }
+        for (int v = 0; v < vectors; v++)
+            key[v] = loaded(load_keys(t, keys + v * GROUPS, g + v * GROUPS, d, dtype));
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
-            vf q = splat(t->q[first + i][d]);
+            vf q = loaded(splat(t->q[(first + i) * t->dims + d]));
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(key[v], q, acc[i][v]);
         }
@@ -102,52 +143,54 @@ INLINE void score(query_tile *t, int first, const int queries, const int vectors
             memcpy(t->scores[first + i] + (g + v * GROUPS) * GROUP, &acc[i][v], sizeof(vf));
 }
 
-/* scores -> weights e^(score - max); updates the running max and sum of query i. */
-static __attribute__((noinline)) void soften(query_tile *t, int i, long from, long n)
+/* scores -> weights e^(score - max); updates the running max and sum of the queries. */
+static __attribute__((noinline)) void soften(query_tile *t, int first, int queries, long from, long n)
 {
-    float *scores = t->scores[i];
-    const long begin = from / 8 * 8;
-    for (long p = begin; p < from; p++) scores[p] = -INFINITY;
-    for (long p = n; p % 8; p++) scores[p] = -INFINITY;
-    f8 peak = load8(scores, begin, F32);
-    for (long p = begin + 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
-    float top = max_lanes(peak), before = t->max[i];
-    top = top > before ? top : before;
-    f8 correction = exp8(splat8(before - top));
-    t->max[i] = top;
-    t->correction[i] = correction[0];
-    t->sum[i] *= correction;
-    for (long p = begin; p < n; p += 8) {
-        f8 weight = exp8(load8(scores, p, F32) - top);
-        t->sum[i] += weight;
-        store8(scores, p, weight, F32);
+    const long begin = from / LANES * LANES, end = (n + LANES - 1) / LANES * LANES;
+    f8 change = splat8(0);
+    for (int i = 0; i < queries; i++) {
+        float *scores = t->scores[first + i], before = t->max[first + i];
+        for (long p = begin; p < from; p++) scores[p] = -INFINITY;
+        for (long p = n; p < end; p++) scores[p] = -INFINITY;
+        vf peak = load_f32(scores + begin);
+        for (long p = begin + LANES; p < end; p += LANES) peak = greater_lanes(load_f32(scores + p), peak);
+        float top = greatest_lane(peak);
+        top = top > before ? top : before;
+        change[i] = before - top;
+        t->max[first + i] = top;
+    }
+    change = exp8(change);
+    memcpy(t->correction + first, &change, (size_t)queries * sizeof(float));
+    for (int i = first; i < first + queries; i++) {
+        f8 sum = t->sum[i] * t->correction[i];
+        for (long p = begin; p < end; p += LANES) {
+            vf weight = exp_lanes(load_f32(t->scores[i] + p) - t->max[i]);
+            memcpy(t->scores[i] + p, &weight, sizeof weight);
+            sum = add_groups(sum, weight);
+        }
+        t->sum[i] = sum;
     }
 }
 
-/* acc = acc * correction + weights V over the positions from..n, for `vectors` of dims from d on.
- * Where a vector does not end with the last dim of a head, eight more follow that are not read. */
+/* acc = acc * correction + weights V over the positions from..n, for `vectors` of dims from d on. */
 INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
                        long from, long n, const int dtype)
 {
-    const long dims = t->j->head_dim, last = (vectors - 1) * LANES;
-    const long upper = d + last + GROUP < dims ? GROUPS * GROUP - GROUP : 0; /* of the last vector */
+    float *sums = t->acc + first * t->dims + d;
     vf acc[TILE_QUERIES][4];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            acc[i][v] = load_f32(t->acc[first + i] + d + v * LANES) * t->correction[first + i];
+            acc[i][v] = load_f32(sums + i * t->dims + v * LANES) * t->correction[first + i];
     for (long p = from; p < n; p++) {
-        long at = t->values[p / GROUP] + p % GROUP * dims + d;
         vf value[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const long a = at + v * LANES, b = a + (v < vectors - 1 ? GROUP : upper);
-            value[v] = load_halves(t->j->pages.v, a, b, dtype);
-        }
+        for (int v = 0; v < vectors; v++)
+            value[v] = loaded(load_values(t, p, d + v * LANES, dtype));
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
-            vf weight = splat(t->scores[first + i][p]);
+            vf weight = loaded(splat(t->scores[first + i][p]));
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(value[v], weight, acc[i][v]);
         }
@@ -156,7 +199,7 @@ INLINE void add_values(query_tile *t, int first, const int queries, const int ve
     for (int i = 0; i < queries; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            memcpy(t->acc[first + i] + d + v * LANES, &acc[i][v], sizeof(vf));
+            memcpy(sums + i * t->dims + v * LANES, &acc[i][v], sizeof(vf));
 }
 
 /* One span for `queries` queries that all see its positions from..n. */
@@ -167,7 +210,7 @@ INLINE void attend_span(query_tile *t, int first, const int queries, long from, 
     long groups = (n + GROUP - 1) / GROUP, d = 0;
     for (long g = from / (GROUP * together) * together; g < groups; g += together)
         score(t, first, queries, vectors, g, groups, dtype);
-    for (int i = first; i < first + queries; i++) soften(t, i, from, n);
+    soften(t, first, queries, from, n);
     for (; d + vectors * LANES <= t->j->head_dim; d += vectors * LANES)
         add_values(t, first, queries, vectors, d, from, n, dtype);
     for (; d < t->j->head_dim; d += LANES) add_values(t, first, queries, 1, d, from, n, dtype);
@@ -177,7 +220,8 @@ static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        if (t->unpacked) attend_span(t, first, count, from, n, UNPACKED); \
+        else if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
         else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
         else attend_span(t, first, count, from, n, F32); \
         break;
@@ -216,15 +260,13 @@ INLINE long query_index(const query_tile *t, long first_token, int i, long strid
 INLINE void begin(query_tile *t, long first_token, const int dtype)
 {
     const attention_job *j = t->j;
+    memset(t->acc, 0, (size_t)(t->count * t->dims) * sizeof *t->acc);
     for (int i = 0; i < t->count; i++) {
         long from = query_index(t, first_token, i, j->q_stride);
         t->max[i] = j->sinks ? j->sinks[head_of(t, i)] : -INFINITY;
         t->sum[i] = (f8){j->sinks ? 1.0f : 0.0f};
-        for (long d = 0; d < j->head_dim; d += 8) {
-            store8(t->q[i], d, load8(j->q, from + d, dtype) * j->scale, F32);
-            store8(t->acc[i], d, splat8(0), F32);
-        }
-        if (j->head_dim % LANES) store8(t->acc[i], j->head_dim, splat8(0), F32);
+        for (long d = 0; d < j->head_dim; d += 8)
+            store8(t->q, i * t->dims + d, load8(j->q, from + d, dtype) * j->scale, F32);
     }
 }
 
@@ -235,7 +277,7 @@ INLINE void finish(const query_tile *t, long first_token, const int dtype)
         long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
         float total = sum_lanes(t->sum[i]);
         for (long d = 0; d < j->head_dim; d += 8)
-            store8(j->out, to + d, load8(t->acc[i], d, F32) * j->value_scale / total, dtype);
+            store8(j->out, to + d, load8(t->acc, i * t->dims + d, F32) * j->value_scale / total, dtype);
     }
 }
 
@@ -251,6 +293,8 @@ static void attention_task(const void *job, long index)
     t.table = j->block_tables + j->slots[row] * j->table_width;
     t.kv_head = index % j->kv_heads;
     t.count = tokens * group;
+    t.unpacked = t.count > TILE_QUERIES;
+    t.dims = (j->head_dim + LANES - 1) / LANES * LANES;
     if (j->dtype == BF16) begin(&t, first_token, BF16);
     else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions up to the first token's own */
@@ -259,6 +303,7 @@ static void attention_task(const void *job, long index)
         long first = clamp(base + SPAN - seen, 0, tokens);
         long last = clamp(base + j->window - seen + 1, first, tokens);
         find_groups(&t, base, clamp(seen + tokens - 1 - base, 0, SPAN));
+        if (t.unpacked) unpack_span(&t, clamp(seen + tokens - 1 - base, 0, SPAN));
         attend_tokens(&t, first, last, 0, SPAN);
         attend_alone(&t, 0, first, seen, base);
         attend_alone(&t, last, tokens, seen, base);
