@@ -25,7 +25,8 @@ enum {
     TILE_QUERIES = 6,       /* queries that share the loads */
     /* Up to this many, a tile takes four vectors of keys or values, else two. */
     WIDE_QUERIES = LANES == 16 ? 6 : 3,
-    TASK_QUERIES = 72,
+    TASK_QUERIES = 144,
+    TASKS = 16, /* of a head, if a task then has a quarter of its queries or more */
 };
 
 /* Instead of the type of the pages: the span lies in the tile's panels, unpacked. */
@@ -44,6 +45,7 @@ typedef struct {
     long window; /* positions that a query sees, its own included */
     float scale, value_scale; /* of what keys give, of values */
     int dtype;
+    long tile_count;
 } attention_job;
 
 /* The queries of some tokens of one row for one KV head, token by token, and their softmax. */
@@ -56,7 +58,7 @@ typedef struct {
     long dims; /* of a head, up to whole vectors */
     float max[TASK_QUERIES], correction[TASK_QUERIES];
     f8 sum[TASK_QUERIES];
-    float scores[TASK_QUERIES][SPAN];
+    _Alignas(64) float scores[TASK_QUERIES][SPAN];
     float q[TASK_QUERIES * MAX_HEAD_DIM], acc[TASK_QUERIES * MAX_HEAD_DIM]; /* [count][dims] */
     float key_panel[MAX_HEAD_DIM * SPAN], value_panel[SPAN * MAX_HEAD_DIM]; /* [dims][SPAN], [SPAN][dims] */
 } query_tile;
@@ -92,18 +94,24 @@ INLINE vf load_values(const query_tile *t, long p, long d, const int dtype)
 /* Widen the positions 0..n of the span once for all queries of the tile. */
 INLINE void unpack(query_tile *t, long n, const int dtype)
 {
+    const long head_dim = t->j->head_dim, dims = t->dims, row = t->j->block_size;
+    const void *const k = t->j->pages.k, *const v = t->j->pages.v;
     for (long g = 0; g * GROUP < n; g += GROUPS) {
-        const long keys[2] = {t->keys[g], t->keys[(g + 1) * GROUP < n ? g + 1 : g]};
-        for (long d = 0; d < t->j->head_dim; d++) {
-            vf lanes = load_keys(t, keys, g, d, dtype);
-            memcpy(t->key_panel + d * SPAN + g * GROUP, &lanes, sizeof lanes);
+        const long a = t->keys[g], b = GROUPS > 1 && (g + 1) * GROUP < n ? t->keys[g + 1] : a;
+        float *to = t->key_panel + g * GROUP;
+        for (long d = 0; d < head_dim; d++) {
+            vf lanes = load_halves(k, a + d * row, b + d * row, dtype);
+            memcpy(to + d * SPAN, &lanes, sizeof lanes);
         }
     }
-    for (long p = 0; p < n; p++)
-        for (long d = 0; d < t->dims; d += LANES) {
-            vf lanes = load_values(t, p, d, dtype);
-            memcpy(t->value_panel + p * t->dims + d, &lanes, sizeof lanes);
+    for (long p = 0; p < n; p++) {
+        const long at = t->values[p / GROUP] + p % GROUP * head_dim;
+        float *to = t->value_panel + p * dims;
+        for (long d = 0; d < dims; d += LANES) {
+            vf lanes = load_halves(v, at + d, d + GROUP < head_dim ? at + d + GROUP : at + d, dtype);
+            memcpy(to + d, &lanes, sizeof lanes);
         }
+    }
 }
 
 static void unpack_span(query_tile *t, long n)
@@ -284,14 +292,14 @@ INLINE void finish(const query_tile *t, long first_token, const int dtype)
 static void attention_task(const void *job, long index)
 {
     const attention_job *j = job;
-    const int32_t *tile = j->tiles[index / j->kv_heads];
+    const int32_t *tile = j->tiles[j->tile_count - 1 - index % j->tile_count];
     long row = tile[0], first_token = j->cu_rows[row] + tile[1];
     long left = j->cu_rows[row + 1] - first_token;
     int tokens = (int)(left < j->tile_tokens ? left : j->tile_tokens), group = (int)j->group;
     query_tile t;
     t.j = j;
     t.table = j->block_tables + j->slots[row] * j->table_width;
-    t.kv_head = index % j->kv_heads;
+    t.kv_head = index / j->tile_count;
     t.count = tokens * group;
     t.unpacked = t.count > TILE_QUERIES;
     t.dims = (j->head_dim + LANES - 1) / LANES * LANES;
@@ -319,10 +327,11 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale, int dtype)
 {
-    assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
+    assert(group <= TASK_QUERIES / 4 && head_dim <= MAX_HEAD_DIM);
     const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
+    const long tile_tokens = clamp(cu_rows[rows] / TASKS * group, TASK_QUERIES / 4, TASK_QUERIES) / group;
     attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
-                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
+                       q_stride, kv_heads, group, head_dim, block_size, tile_tokens,
                        window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
                        pages->v_scale * unit, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
@@ -333,6 +342,7 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
             tiles[count][0] = row;
             tiles[count++][1] = token;
         }
+    j.tile_count = count;
     j.tiles = (const int32_t (*)[2])tiles;
     parallel_for(attention_task, &j, count * kv_heads);
     free(tiles);

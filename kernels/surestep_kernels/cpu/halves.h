@@ -68,12 +68,12 @@ INLINE float greatest_lane(vf x)
 /* sum and the eights of x one after the other. */
 INLINE f8 add_groups(f8 sum, vf x)
 {
-    for (int i = 0; i < LANES / 8; i++) {
-        f8 part;
-        memcpy(&part, (char *)&x + i * sizeof part, sizeof part);
-        sum += part;
-    }
-    return sum;
+#if defined(__AVX512F__)
+    sum += (f8)_mm512_castps512_ps256((__m512)x);
+    return sum + (f8)_mm512_extractf32x8_ps((__m512)x, 1);
+#else
+    return sum + x;
+#endif
 }
 
 /* exp8 of x <= 0 or NaN. */
