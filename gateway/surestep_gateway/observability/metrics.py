@@ -174,13 +174,24 @@ class EventLoopMetrics:
         self._maxima = (0.0, 0.0)  # of the minute before and of the present one
 
     async def watch(self) -> None:
-        """Measure, until cancelled."""
-        while True:
-            due, used = time.monotonic() + _LOOK_S, time.thread_time()
-            await asyncio.sleep(_LOOK_S)
-            now = time.monotonic()
+        """Measure, until cancelled. No task is woken for it: a look costs half as much."""
+        loop = asyncio.get_running_loop()
+        due, used = time.monotonic(), time.thread_time()
+
+        def look() -> None:
+            nonlocal due, used, timer
+            now, before = time.monotonic(), used
             self._note(max(0.0, now - due), now)
-            self._busy.observe(time.thread_time() - used)
+            self._busy.observe(time.thread_time() - before)
+            due, used = time.monotonic() + _LOOK_S, time.thread_time()
+            timer = loop.call_later(_LOOK_S, look)
+
+        due += _LOOK_S
+        timer = loop.call_later(_LOOK_S, look)
+        try:
+            await loop.create_future()
+        finally:
+            timer.cancel()
 
     def _note(self, stall_s: float, now: float) -> None:
         self._stalls.observe(stall_s)
@@ -188,8 +199,10 @@ class EventLoopMetrics:
         if now > self._window:
             self._window = now + _WINDOW_S
             before, present = present, 0.0
-        self._maxima = before, max(present, stall_s)
-        self._longest.set(max(self._maxima))
+        maxima = before, max(present, stall_s)
+        if maxima != self._maxima:
+            self._longest.set(max(maxima))
+        self._maxima = maxima
 
 
 class SequenceEnd(NamedTuple):

@@ -238,8 +238,7 @@ class ResumableStream:
 
     async def _read(self, call: GenerateCall, token_by: float) -> GenerateChunk:
         try:
-            async with asyncio.timeout_at(min(token_by, self._deadline)):
-                return await call.read()
+            return await call.read(min(token_by, self._deadline))
         except TimeoutError:
             whole = token_by >= self._deadline
             what = "the request did not finish" if whole else "no token came"

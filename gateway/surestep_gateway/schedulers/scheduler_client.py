@@ -18,7 +18,7 @@ from surestep_common.errors import (
     InternalError,
     SurestepError,
 )
-from surestep_common.rpc import connect, translate_errors
+from surestep_common.rpc import connect, from_rpc_error, translate_errors
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 
@@ -55,9 +55,19 @@ class GenerateCall:
         self.has_tokens = False
         self.lost_alone = False  # no other call without tokens was open when this one was lost
         self._given_up = False
+        self._clock = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # while it is being read
+        self._late = False
 
-    async def read(self) -> pb.GenerateChunk:
-        """Return the next chunk. Raise the scheduler's error, or ConnectionLost."""
+    async def read(self, due: float) -> pb.GenerateChunk:
+        """Return the next chunk. Raise the scheduler's error, ConnectionLost, or TimeoutError at
+        `due`, by the event loop's clock; the call is then over.
+        """
+        self._due = due
+        # The timer is set anew when it rings, not with every token: that would cost more than they.
+        if self._timer is None or due < self._timer.when():
+            self._set_timer(due)
         try:
             chunk = await self._read()
         except (ConnectionLost, InternalError) as error:
@@ -65,6 +75,8 @@ class GenerateCall:
                 self.lost_alone = self._scheduler.is_lost_alone(self)
             self._scheduler.breaker.failed(self.number, time.monotonic())
             raise
+        finally:
+            self._due = None
         self._scheduler.heard()
         if chunk.token_ids or chunk.pooled:
             self.has_tokens = True
@@ -73,16 +85,36 @@ class GenerateCall:
 
     async def _read(self) -> pb.GenerateChunk:
         try:
-            with translate_errors():
-                chunk = await self._stream.read()
+            chunk = await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._given_up or (task is not None and task.cancelling()):
+            if task is not None and task.cancelling():
+                raise
+            if self._late:
+                raise TimeoutError from None
+            if not self._given_up:
                 raise
             raise ConnectionLost("the scheduler does not answer") from None
         if not isinstance(chunk, pb.GenerateChunk):  # end of the stream
             raise ConnectionLost("the scheduler ended the stream early")
         return chunk
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._clock.call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due is None:  # the next read sets it
+            return
+        if self._clock.time() < self._due:
+            self._set_timer(self._due)
+            return
+        self._late = True
+        self._stream.cancel()
 
     def give_up(self) -> None:
         """Cancel the call, so that `read` raises ConnectionLost."""
@@ -91,6 +123,8 @@ class GenerateCall:
 
     def close(self) -> None:
         """Abort the request unless it is over."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._stream.cancel()
         self._scheduler.breaker.ended(self.number)
 
