@@ -176,22 +176,21 @@ class EventLoopMetrics:
     async def watch(self) -> None:
         """Measure, until cancelled. No task is woken for it: a look costs half as much."""
         loop = asyncio.get_running_loop()
-        due, used = time.monotonic(), time.thread_time()
-
-        def look() -> None:
-            nonlocal due, used, timer
-            now, before = time.monotonic(), used
-            self._note(max(0.0, now - due), now)
-            self._busy.observe(time.thread_time() - before)
-            due, used = time.monotonic() + _LOOK_S, time.thread_time()
-            timer = loop.call_later(_LOOK_S, look)
-
-        due += _LOOK_S
-        timer = loop.call_later(_LOOK_S, look)
+        self._look_later(loop)
         try:
             await loop.create_future()
         finally:
-            timer.cancel()
+            self._timer.cancel()
+
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due, self._used = time.monotonic() + _LOOK_S, time.thread_time()
+        self._timer = loop.call_later(_LOOK_S, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = time.monotonic()
+        self._note(max(0.0, now - self._due), now)
+        self._busy.observe(time.thread_time() - self._used)
+        self._look_later(loop)
 
     def _note(self, stall_s: float, now: float) -> None:
         self._stalls.observe(stall_s)

@@ -17,10 +17,11 @@ from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, Resolve
 from surestep_gateway.auth.tenants import ANYBODY, Tenant
 from surestep_gateway.config import GatewaySettings
 
+from .generate_call import GenerateCall
 from .losses import LossHistory
 from .pool import SchedulerPool
 from .routing import prefix_key
-from .scheduler_client import GENERATE, GenerateCall, SchedulerClient
+from .scheduler_client import GENERATE, SchedulerClient
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
