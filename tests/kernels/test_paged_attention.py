@@ -130,6 +130,22 @@ def test_decode_windows_and_prefill_agree_bit_for_bit(
         assert torch.equal(out[30:], whole[first : first + count]), (first, count)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_long_prompt_gives_the_bits_of_its_tokens_alone(
+    native: KernelSet, dtype: torch.dtype
+) -> None:
+    """Of many tokens, larger tiles are made."""
+    length = 850
+    context = make_context([length], 2, 24, dtype)
+    cache, q = fill_cache(native, context), torch.randn(length, 6, 24).to(dtype)
+    native.set_num_threads(2)
+    whole = attend(native, q, cache, context, [(0, 0, length)])
+    for first in torch.randint(0, length - 5, (40,)).tolist():
+        for count in (1, 5):
+            alone = attend(native, q[first : first + count], cache, context, [(0, first, count)])
+            assert torch.equal(alone, whole[first : first + count]), (first, count)
+
+
 def test_what_lies_behind_a_token_does_not_change_it(native: KernelSet) -> None:
     """A rejected draft, even one that is NaN, leaves no trace in the tokens before it."""
     context = make_context([100], 3, 64, torch.float32)

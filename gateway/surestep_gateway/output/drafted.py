@@ -28,8 +28,9 @@ def wants_drafted(body: GenerationBody) -> bool:
 def runs(chunk: GenerateChunk) -> Iterator[Run]:
     """Yield the whole chunk, or its runs of tokens that are all drafted or all not."""
     end, num_tokens = 0, len(chunk.token_ids)
+    if not chunk.drafted:
+        yield Run(0, num_tokens, None, True)
+        return
     for drafted, group in groupby(chunk.drafted):
         first, end = end, end + sum(1 for _ in group)
         yield Run(first, end, drafted, end == num_tokens)
-    if not end:
-        yield Run(0, num_tokens, None, True)

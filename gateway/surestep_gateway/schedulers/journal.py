@@ -17,10 +17,11 @@ from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, Resolve
 from surestep_gateway.auth.tenants import ANYBODY, Tenant
 from surestep_gateway.config import GatewaySettings
 
+from .generate_call import GenerateCall
 from .losses import LossHistory
 from .pool import SchedulerPool
 from .routing import prefix_key
-from .scheduler_client import GENERATE, GenerateCall, SchedulerClient
+from .scheduler_client import GENERATE, SchedulerClient
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
@@ -238,8 +239,7 @@ class ResumableStream:
 
     async def _read(self, call: GenerateCall, token_by: float) -> GenerateChunk:
         try:
-            async with asyncio.timeout_at(min(token_by, self._deadline)):
-                return await call.read()
+            return await call.read(min(token_by, self._deadline))
         except TimeoutError:
             whole = token_by >= self._deadline
             what = "the request did not finish" if whole else "no token came"

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,7 +15,6 @@ from surestep_common.access import Metadata
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
-    InternalError,
     SurestepError,
 )
 from surestep_common.rpc import connect, translate_errors
@@ -23,6 +22,7 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 
 from .circuit_breaker import CircuitBreaker
+from .generate_call import GenerateCall
 from .history import History
 
 logger = logging.getLogger(__name__)
@@ -35,64 +35,12 @@ _QUERY_TIMEOUT_S = 2.0
 _PROBE_S = 1.0  # between two probes, and for the answer to one
 _PROBES = 2  # missed in a row: silent
 
-_Stream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateChunk]"
-
 
 class _Loss(NamedTuple):
     """The calls, by number, that were open when the scheduler was lost."""
 
     upto: int  # the latest of them
     silent: frozenset[int]  # without tokens
-
-
-class GenerateCall:
-    """One call of Generate, made by `SchedulerClient.generate`."""
-
-    def __init__(self, scheduler: SchedulerClient, stream: _Stream, number: int) -> None:
-        self._scheduler = scheduler
-        self._stream = stream
-        self.number = number
-        self.has_tokens = False
-        self.lost_alone = False  # no other call without tokens was open when this one was lost
-        self._given_up = False
-
-    async def read(self) -> pb.GenerateChunk:
-        """Return the next chunk. Raise the scheduler's error, or ConnectionLost."""
-        try:
-            chunk = await self._read()
-        except (ConnectionLost, InternalError) as error:
-            if isinstance(error, ConnectionLost):
-                self.lost_alone = self._scheduler.is_lost_alone(self)
-            self._scheduler.breaker.failed(self.number, time.monotonic())
-            raise
-        self._scheduler.heard()
-        if chunk.token_ids or chunk.pooled:
-            self.has_tokens = True
-            self._scheduler.breaker.worked(self.number)
-        return chunk
-
-    async def _read(self) -> pb.GenerateChunk:
-        try:
-            with translate_errors():
-                chunk = await self._stream.read()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._given_up or (task is not None and task.cancelling()):
-                raise
-            raise ConnectionLost("the scheduler does not answer") from None
-        if not isinstance(chunk, pb.GenerateChunk):  # end of the stream
-            raise ConnectionLost("the scheduler ended the stream early")
-        return chunk
-
-    def give_up(self) -> None:
-        """Cancel the call, so that `read` raises ConnectionLost."""
-        self._given_up = True
-        self._stream.cancel()
-
-    def close(self) -> None:
-        """Abort the request unless it is over."""
-        self._stream.cancel()
-        self._scheduler.breaker.ended(self.number)
 
 
 class SchedulerClient:

@@ -122,6 +122,7 @@ class TextPool:
         self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
         self._idle: list[TextProcess] = []
         self._busy: set[TextProcess] = set()
+        self._working = asyncio.Event()  # one is busy
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
@@ -144,6 +145,7 @@ class TextPool:
         it.
         """
         while True:
+            await self._working.wait()
             await asyncio.sleep(_LOOK_S)
             for process in self._busy:
                 process.look(self._settings.text_memory_bytes)
@@ -188,6 +190,7 @@ class TextPool:
             process = await self._take()
             try:
                 self._busy.add(process)
+                self._working.set()
                 async with asyncio.timeout(self._settings.text_timeout_s):
                     answer = await process.ask(parts)
                 self._idle.append(process)
@@ -205,6 +208,8 @@ class TextPool:
                 logger.warning("a text process died: %s", death)
             finally:
                 self._busy.discard(process)
+                if not self._busy:
+                    self._working.clear()
                 if process not in self._idle:
                     await process.end()
         raise Unavailable("the request could not be prepared")

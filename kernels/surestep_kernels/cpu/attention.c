@@ -3,7 +3,7 @@
  *
  * The positions that a query sees are cut into spans at multiples of SPAN, counted from the
  * start of its sequence. A query goes through the spans in order, alone in its arithmetic:
- * queries only share the loads. Its result is therefore bit for bit the same as a decode row,
+ * queries only share the loads, and keys and values widened once where there are many queries. Its result is therefore bit for bit the same as a decode row,
  * in a window of drafts and in a prefill chunk. A position that a query does not see is never
  * multiplied, not even by zero: it may hold anything.
  *
@@ -14,150 +14,8 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "halves.h"
-#include "ops.h"
+#include "attention.h"
 #include "pool.h"
-
-enum {
-    SPAN = 64,        /* positions per step of the online softmax */
-    GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
-    GROUPS = LANES / GROUP, /* groups in a vector */
-    TILE_QUERIES = 6,       /* queries that share the loads */
-    /* Up to this many, a tile takes four vectors of keys or values, else two. */
-    WIDE_QUERIES = LANES == 16 ? 6 : 3,
-    TASK_QUERIES = 36,
-};
-
-typedef struct {
-    void *out;
-    const void *q;
-    cache_pages pages;
-    const int32_t *block_tables;
-    const int64_t *slots; /* of each row: its line of the block tables */
-    const int32_t *cu_rows, *start;
-    const float *sinks; /* of each query head, or NULL */
-    const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
-    long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
-    long window; /* positions that a query sees, its own included */
-    float scale, value_scale; /* of what keys give, of values */
-    int dtype;
-} attention_job;
-
-/* The queries of some tokens of one row for one KV head, token by token, and their softmax. */
-typedef struct {
-    const attention_job *j;
-    const int32_t *table;
-    long kv_head;
-    int count;
-    long keys[SPAN / GROUP], values[SPAN / GROUP]; /* cache index of each group of the span */
-    float max[TASK_QUERIES], correction[TASK_QUERIES];
-    f8 sum[TASK_QUERIES];
-    float q[TASK_QUERIES][MAX_HEAD_DIM];
-    float scores[TASK_QUERIES][SPAN];
-    float acc[TASK_QUERIES][MAX_HEAD_DIM];
-} query_tile;
-
-/* Look up where the positions base..base+n lie. */
-static void find_groups(query_tile *t, long base, long n)
-{
-    const attention_job *j = t->j;
-    for (long g = 0; g * GROUP < n; g++) {
-        long block = (base + g * GROUP) / j->block_size, offset = (base + g * GROUP) % j->block_size;
-        long head = ((long)t->table[block] * j->kv_heads + t->kv_head) * j->head_dim * j->block_size;
-        t->keys[g] = head + offset;
-        t->values[g] = head + offset * j->head_dim;
-    }
-}
-
-/* Scores of the groups of keys from g. Every score is one chain over the dims of a head. */
-INLINE void score(query_tile *t, int first, const int queries, const int vectors, long g, long groups,
-                  const int dtype)
-{
-    const long row = t->j->block_size;
-    long keys[4 * GROUPS];
-    vf acc[TILE_QUERIES][4];
-    for (int v = 0; v < vectors * GROUPS; v++) keys[v] = t->keys[g + v < groups ? g + v : groups - 1];
-#pragma GCC unroll 8
-    for (int i = 0; i < queries; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) acc[i][v] = splat(0);
-    for (long d = 0; d < t->j->head_dim; d++) {
-        vf key[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const long a = keys[v * GROUPS], b = keys[v * GROUPS + GROUPS - 1];
-            key[v] = load_halves(t->j->pages.k, a + d * row, b + d * row, dtype);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < queries; i++) {
-            vf q = splat(t->q[first + i][d]);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(key[v], q, acc[i][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < queries; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            memcpy(t->scores[first + i] + (g + v * GROUPS) * GROUP, &acc[i][v], sizeof(vf));
-}
-
-/* scores -> weights e^(score - max); updates the running max and sum of query i. */
-static __attribute__((noinline)) void soften(query_tile *t, int i, long from, long n)
-{
-    float *scores = t->scores[i];
-    const long begin = from / 8 * 8;
-    for (long p = begin; p < from; p++) scores[p] = -INFINITY;
-    for (long p = n; p % 8; p++) scores[p] = -INFINITY;
-    f8 peak = load8(scores, begin, F32);
-    for (long p = begin + 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
-    float top = max_lanes(peak), before = t->max[i];
-    top = top > before ? top : before;
-    f8 correction = exp8(splat8(before - top));
-    t->max[i] = top;
-    t->correction[i] = correction[0];
-    t->sum[i] *= correction;
-    for (long p = begin; p < n; p += 8) {
-        f8 weight = exp8(load8(scores, p, F32) - top);
-        t->sum[i] += weight;
-        store8(scores, p, weight, F32);
-    }
-}
-
-/* acc = acc * correction + weights V over the positions from..n, for `vectors` of dims from d on.
- * Where a vector does not end with the last dim of a head, eight more follow that are not read. */
-INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
-                       long from, long n, const int dtype)
-{
-    const long dims = t->j->head_dim, last = (vectors - 1) * LANES;
-    const long upper = d + last + GROUP < dims ? GROUPS * GROUP - GROUP : 0; /* of the last vector */
-    vf acc[TILE_QUERIES][4];
-#pragma GCC unroll 8
-    for (int i = 0; i < queries; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            acc[i][v] = load_f32(t->acc[first + i] + d + v * LANES) * t->correction[first + i];
-    for (long p = from; p < n; p++) {
-        long at = t->values[p / GROUP] + p % GROUP * dims + d;
-        vf value[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const long a = at + v * LANES, b = a + (v < vectors - 1 ? GROUP : upper);
-            value[v] = load_halves(t->j->pages.v, a, b, dtype);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < queries; i++) {
-            vf weight = splat(t->scores[first + i][p]);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) acc[i][v] = fma_lanes(value[v], weight, acc[i][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < queries; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            memcpy(t->acc[first + i] + d + v * LANES, &acc[i][v], sizeof(vf));
-}
 
 /* One span for `queries` queries that all see its positions from..n. */
 INLINE void attend_span(query_tile *t, int first, const int queries, long from, long n, const int dtype)
@@ -167,7 +25,7 @@ INLINE void attend_span(query_tile *t, int first, const int queries, long from, 
     long groups = (n + GROUP - 1) / GROUP, d = 0;
     for (long g = from / (GROUP * together) * together; g < groups; g += together)
         score(t, first, queries, vectors, g, groups, dtype);
-    for (int i = first; i < first + queries; i++) soften(t, i, from, n);
+    soften(t, first, queries, from, n);
     for (; d + vectors * LANES <= t->j->head_dim; d += vectors * LANES)
         add_values(t, first, queries, vectors, d, from, n, dtype);
     for (; d < t->j->head_dim; d += LANES) add_values(t, first, queries, 1, d, from, n, dtype);
@@ -177,7 +35,8 @@ static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        if (t->unpacked) attend_span(t, first, count, from, n, UNPACKED); \
+        else if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
         else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
         else attend_span(t, first, count, from, n, F32); \
         break;
@@ -216,15 +75,13 @@ INLINE long query_index(const query_tile *t, long first_token, int i, long strid
 INLINE void begin(query_tile *t, long first_token, const int dtype)
 {
     const attention_job *j = t->j;
+    memset(t->acc, 0, (size_t)(t->count * t->dims) * sizeof *t->acc);
     for (int i = 0; i < t->count; i++) {
         long from = query_index(t, first_token, i, j->q_stride);
         t->max[i] = j->sinks ? j->sinks[head_of(t, i)] : -INFINITY;
         t->sum[i] = (f8){j->sinks ? 1.0f : 0.0f};
-        for (long d = 0; d < j->head_dim; d += 8) {
-            store8(t->q[i], d, load8(j->q, from + d, dtype) * j->scale, F32);
-            store8(t->acc[i], d, splat8(0), F32);
-        }
-        if (j->head_dim % LANES) store8(t->acc[i], j->head_dim, splat8(0), F32);
+        for (long d = 0; d < j->head_dim; d += 8)
+            store8(t->q, i * t->dims + d, load8(j->q, from + d, dtype) * j->scale, F32);
     }
 }
 
@@ -235,14 +92,15 @@ INLINE void finish(const query_tile *t, long first_token, const int dtype)
         long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
         float total = sum_lanes(t->sum[i]);
         for (long d = 0; d < j->head_dim; d += 8)
-            store8(j->out, to + d, load8(t->acc[i], d, F32) * j->value_scale / total, dtype);
+            store8(j->out, to + d, load8(t->acc, i * t->dims + d, F32) * j->value_scale / total, dtype);
     }
 }
 
 static void attention_task(const void *job, long index)
 {
     const attention_job *j = job;
-    const int32_t *tile = j->tiles[index / j->kv_heads];
+    /* The last tokens of a prompt see the most: their tasks come first, so that none comes late. */
+    const int32_t *tile = j->tiles[j->num_tiles - 1 - index / j->kv_heads];
     long row = tile[0], first_token = j->cu_rows[row] + tile[1];
     long left = j->cu_rows[row + 1] - first_token;
     int tokens = (int)(left < j->tile_tokens ? left : j->tile_tokens), group = (int)j->group;
@@ -251,6 +109,8 @@ static void attention_task(const void *job, long index)
     t.table = j->block_tables + j->slots[row] * j->table_width;
     t.kv_head = index % j->kv_heads;
     t.count = tokens * group;
+    t.unpacked = t.count > SHARED_QUERIES;
+    t.dims = (j->head_dim + LANES - 1) / LANES * LANES;
     if (j->dtype == BF16) begin(&t, first_token, BF16);
     else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions up to the first token's own */
@@ -258,7 +118,9 @@ static void attention_task(const void *job, long index)
         /* Tokens that see the whole span share it; those before and behind take the part that they see. */
         long first = clamp(base + SPAN - seen, 0, tokens);
         long last = clamp(base + j->window - seen + 1, first, tokens);
-        find_groups(&t, base, clamp(seen + tokens - 1 - base, 0, SPAN));
+        long n = clamp(seen + tokens - 1 - base, 0, SPAN);
+        find_groups(&t, base, n);
+        if (t.unpacked) unpack_span(&t, n);
         attend_tokens(&t, first, last, 0, SPAN);
         attend_alone(&t, 0, first, seen, base);
         attend_alone(&t, last, tokens, seen, base);
@@ -274,10 +136,11 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale, int dtype)
 {
-    assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
+    assert(group <= TASK_QUERIES / 4 && head_dim <= MAX_HEAD_DIM);
     const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
+    const long tile_tokens = clamp(cu_rows[rows] / TASKS * group, TASK_QUERIES / 4, TASK_QUERIES) / group;
     attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
-                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
+                       q_stride, kv_heads, group, head_dim, block_size, tile_tokens,
                        window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
                        pages->v_scale * unit, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
@@ -288,6 +151,7 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
             tiles[count][0] = row;
             tiles[count++][1] = token;
         }
+    j.num_tiles = count;
     j.tiles = (const int32_t (*)[2])tiles;
     parallel_for(attention_task, &j, count * kv_heads);
     free(tiles);

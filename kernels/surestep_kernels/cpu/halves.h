@@ -46,3 +46,52 @@ INLINE vf load_halves(const void *base, long a, long b, const int dtype)
     return load8(base, a, dtype);
 #endif
 }
+
+INLINE vf greater_lanes(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return max8(a, b);
+#endif
+}
+
+INLINE float greatest_lane(vf x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    return max_lanes(x);
+#endif
+}
+
+/* sum and the eights of x one after the other. */
+INLINE f8 add_groups(f8 sum, vf x)
+{
+#if defined(__AVX512F__)
+    sum += (f8)_mm512_castps512_ps256((__m512)x);
+    return sum + (f8)_mm512_extractf32x8_ps((__m512)x, 1);
+#else
+    return sum + x;
+#endif
+}
+
+/* exp8 of x <= 0 or NaN. */
+INLINE vf exp_lanes(vf x)
+{
+#if defined(__AVX512F__)
+    const __m512 magic = _mm512_set1_ps(12582912.0f), small = (__m512)x;
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(small, _mm512_set1_ps(1.44269504f), magic), magic);
+    const vf r = fma_lanes((vf)n, splat(2.12194440e-4f), fma_lanes((vf)n, splat(-0.693359375f), x));
+    vf p = fma_lanes(r, splat(1.9875691500e-4f), splat(1.3981999507e-3f));
+    p = fma_lanes(p, r, splat(8.3334519073e-3f));
+    p = fma_lanes(p, r, splat(4.1665795894e-2f));
+    p = fma_lanes(p, r, splat(1.6666665459e-1f));
+    p = fma_lanes(p, r, splat(5.0000001201e-1f));
+    p = fma_lanes(p, r * r, r) + 1.0f;
+    const __mmask16 seen = _mm512_cmp_ps_mask(small, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(seen, (__m512)p, n);
+#else
+    return exp8(x);
+#endif
+}

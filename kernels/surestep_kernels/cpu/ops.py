@@ -28,7 +28,7 @@ from surestep_kernels.ops.quantized import QuantizedWeight
 from .binding import DTYPE_CODES, CachePages, bind
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
-MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/ops.h and cpu/attention.c
+MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/ops.h and cpu/attention.h
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {

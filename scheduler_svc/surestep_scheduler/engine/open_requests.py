@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from surestep_common.errors import SurestepError
+from surestep_common.errors import DeadlineExceeded, SurestepError
 
 from surestep_scheduler.core.sequence import Output, Sequence, Tenancy
 
@@ -20,17 +21,50 @@ class RequestOutputs:
         self.seq = seq
         self.started = False  # the first chunk was sent
         self.timeline = Timeline(seq.arrival)
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self._outputs: list[Output] = []
+        self._loop = asyncio.get_running_loop()  # asking for it each time is a call of the system
+        self._waiting: asyncio.Future[None] | None = None
+        self._late = False
 
     def put(self, output: Output) -> None:
-        self._outputs.put_nowait(output)
+        self._outputs.append(output)
+        self._wake()
 
     async def get(self) -> list[Output]:
-        """Wait for outputs; return all since the last call, at least one."""
-        outputs = [await self._outputs.get()]
-        while not self._outputs.empty():
-            outputs.append(self._outputs.get_nowait())
+        """Wait for outputs; return all since the last call, at least one.
+
+        Raises DeadlineExceeded when there are none and the request is late.
+        """
+        while not self._outputs:
+            if self._late:
+                raise DeadlineExceeded("the request's deadline has passed")
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        outputs, self._outputs = self._outputs, []
         return outputs
+
+    @contextlib.contextmanager
+    def within(self, time_remaining: float | None) -> Iterator[None]:
+        """Let the request be late after so many seconds.
+
+        One timer for all of its tokens: a timeout around each costs more than the token.
+        """
+        if time_remaining is None:
+            yield
+            return
+        timer = self._loop.call_later(time_remaining, self._expire)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._late = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class OpenRequests:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from surestep_common.errors import DeadlineExceeded
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
@@ -80,27 +79,36 @@ class SchedulerService(SchedulerServicer):
                     await self._engine.compile(request.sampling.grammar)
                 opened = await self._engine.submit(parsed)
                 try:
-                    done = False
-                    while not done:
-                        outputs = await _within(opened, context.time_remaining())
-                        done = outputs[-1].finish is not None
-                        tokens = [output for output in outputs if output.error is None]
-                        if tokens:
-                            if span.sent:
-                                opened.timeline.tokens(self._engine.clock())
-                            chunk = _chunk(opened, tokens)
-                            if not opened.started:
-                                opened.started = True
-                                self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
-                                if resolved is not None:
-                                    chunk.start.resolved.CopyFrom(resolved)
-                            yield chunk
-                        if outputs[-1].error is not None:
-                            raise outputs[-1].error
+                    with opened.within(context.time_remaining()):
+                        done = False
+                        while not done:
+                            outputs = await opened.get()
+                            done = outputs[-1].finish is not None
+                            tokens = [output for output in outputs if output.error is None]
+                            if tokens:
+                                if span.sent:
+                                    opened.timeline.tokens(self._engine.clock())
+                                yield self._next_chunk(opened, tokens, resolved)
+                            if outputs[-1].error is not None:
+                                raise outputs[-1].error
                 finally:
                     self._engine.close(opened)
                     if span.sent:
                         tell(span, opened.seq, opened.timeline, self._engine.clock())
+
+    def _next_chunk(
+        self,
+        opened: RequestOutputs,
+        tokens: Sequence[Output],
+        resolved: pb.ResolvedParams | None,
+    ) -> pb.GenerateChunk:
+        chunk = _chunk(opened, tokens)
+        if not opened.started:
+            opened.started = True
+            self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
+            if resolved is not None:
+                chunk.start.resolved.CopyFrom(resolved)
+        return chunk
 
     def _start(
         self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: TokenLogprobs | None
@@ -130,14 +138,6 @@ class SchedulerService(SchedulerServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
         """Report counters and gauges."""
         return report.stats(self._engine)
-
-
-async def _within(opened: RequestOutputs, time_remaining: float | None) -> list[Output]:
-    try:
-        async with asyncio.timeout(time_remaining):
-            return await opened.get()
-    except TimeoutError as error:
-        raise DeadlineExceeded("the request's deadline has passed") from error
 
 
 def _chunk(opened: RequestOutputs, outputs: Sequence[Output]) -> pb.GenerateChunk:
