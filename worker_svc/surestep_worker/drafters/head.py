@@ -114,6 +114,8 @@ class HeadSteps:
     ) -> Drafts:
         slots, max_drafts = rows.slot.long(), rows.max_drafts
         found = self._found(slots, rows.room)
+        if found is not None and not shape.num_drafts and not shape.max_catch_up:
+            return found._replace(looked_up=found.counts)
         if found is not None:
             max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
         if shape.max_catch_up:
