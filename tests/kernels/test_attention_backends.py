@@ -191,7 +191,9 @@ def test_an_int8_cache_is_for_cpus() -> None:
     case = replace(AttentionCase.on("cpu"), cache_dtype=INT8)
     with pytest.raises(InvalidRequest, match="no triton"):
         choose_attention("triton", case)
-    assert load_kernels("cpu", attention_backend="torch", case=case).kv_cache_shape is kv_cache_shape
+    assert (
+        load_kernels("cpu", attention_backend="torch", case=case).kv_cache_shape is kv_cache_shape
+    )
 
 
 def fake_package(

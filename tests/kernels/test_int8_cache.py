@@ -26,15 +26,18 @@ LENGTHS, COUNTS = [1, 17, 64, 70, 150, 333], [1, 5, 1, 3, 100, 2]  # seen by, an
 SCALE = torch.float32.itemsize
 
 
-def new_cache(kernels: KernelSet, blocks: int, heads: int, dims: int) -> LayerCache:
+def new_cache(
+    kernels: KernelSet, blocks: int, heads: int, dims: int, size: int = BLOCK_SIZE
+) -> LayerCache:
     """Of -1 in every byte: codes of -1, and scales that are NaN."""
-    shape = with_scales(kernels.kv_cache_shape(blocks, BLOCK_SIZE, heads, dims), INT8)
+    shape = with_scales(kernels.kv_cache_shape(blocks, size, heads, dims), INT8)
     return LayerCache(*(torch.full(shape, -1, dtype=INT8) for _ in "kv"))
 
 
 def fill(kernels: KernelSet, context: Context) -> LayerCache:
     heads, dims = context.k[0].shape[1:]
-    cache = new_cache(kernels, int(context.block_tables.max()) + 2, heads, dims)
+    blocks = int(context.block_tables.max()) + 2
+    cache = new_cache(kernels, blocks, heads, dims, context.block_size)
     for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
         kernels.store_kv(k, v, cache, slots_of(context, row))
     return cache
@@ -148,18 +151,21 @@ def batch_of(context: Context) -> AttentionRows:
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (2, 2, 24)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 2, 24, 8), (8, 1, 40, 48)]
+)
 def test_attends_as_the_reference_and_alike_in_any_window(
     native: KernelSet,
     reference: KernelSet,
     heads: int,
     kv_heads: int,
     head_dim: int,
+    block_size: int,
     dtype: torch.dtype,
     sinks: bool,
     window: int,
 ) -> None:
-    context = make_context(LENGTHS, kv_heads, head_dim, dtype)
+    context = make_context(LENGTHS, kv_heads, head_dim, dtype, block_size)
     q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
     scale, more = head_dim**-0.5, torch.randn(heads) if sinks else None
     cache = fill(native, context)
@@ -193,7 +199,9 @@ def test_is_as_close_to_an_exact_cache_as_its_steps_are_small(
     is an average of such values, by weights from scores that err in as small a way."""
     context = make_context(LENGTHS, 2, head_dim, torch.bfloat16)
     q, wide = torch.randn(sum(COUNTS), 4, head_dim), torch.float32
-    exact = Context([k.to(wide) for k in context.k], [v.to(wide) for v in context.v], context.block_tables)
+    exact = Context(
+        [k.to(wide) for k in context.k], [v.to(wide) for v in context.v], context.block_tables
+    )
     batch, scale = batch_of(context), head_dim**-0.5
     wanted = reference.paged_attention(q, fill_cache(reference, exact), batch, scale)
     errors = [
@@ -202,5 +210,5 @@ def test_is_as_close_to_an_exact_cache_as_its_steps_are_small(
     ]
     largest = max(float(v.abs().max()) for v in exact.v)
     assert errors[0].abs().max() <= largest / 127
-    assert errors[0].norm() <= 0.012 * wanted.norm()
-    assert errors[0].norm() <= 0.5 * errors[1].norm()
+    assert errors[0].norm() <= 0.01 * wanted.norm()
+    assert errors[0].norm() <= 0.3 * errors[1].norm()

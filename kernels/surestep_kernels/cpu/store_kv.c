@@ -29,8 +29,10 @@ INLINE float encode_int8(uint8_t *out, const void *from, long dims, const int dt
         most = (size & more) | (most & ~more);
     }
     for (int i = 1; i < 8; i++) most[0] = most[i] > most[0] ? most[i] : most[0];
-    memset(out, 0, (size_t)dims);
-    if (most[0] >= 0x7f800000) return NAN;
+    if (most[0] >= 0x7f800000) {
+        memset(out, 0, MAX_HEAD_DIM);
+        return NAN;
+    }
     const float scale = ((f8)most)[0] / 127.0f, unit = scale > 0 ? scale : 1.0f;
     for (long d = 0; d < dims; d += 8) {
         f8 x = load8(from, d, dtype) / unit; /* above 127 where the scale is subnormal */

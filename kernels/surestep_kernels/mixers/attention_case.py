@@ -74,6 +74,6 @@ def refuse_int8(case: AttentionCase) -> None:
         raise InvalidRequest("kv_cache_dtype int8 is for CPUs alone", param="kv_cache_dtype")
     if case.latent:
         raise InvalidRequest(
-            "kv_cache_dtype int8 is for keys and values, and this model caches latents: auto or fp8",
+            "kv_cache_dtype int8 is for keys and values; this model caches latents: auto or fp8",
             param="kv_cache_dtype",
         )

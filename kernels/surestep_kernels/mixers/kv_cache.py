@@ -87,5 +87,5 @@ def _encode_int8(x: Tensor) -> Tensor:
 
 def decode_int8(pages: Tensor) -> Tensor:
     """Return f32[..., D] of INT8 pages [..., D + 4] of the reference."""
-    codes, scale = pages.split((pages.shape[-1] - _SCALE_BYTES, _SCALE_BYTES), dim=-1)
+    codes, scale = pages[..., :-_SCALE_BYTES], pages[..., -_SCALE_BYTES:]
     return codes.float() * scale.contiguous().view(torch.float32)

@@ -64,7 +64,8 @@ def test_int8_pages_hold_a_scale_for_each_position_and_head() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
 def test_int8_goes_by_two_names(name: str) -> None:
-    assert CACHE_DTYPES[WorkerSettings(kv_cache_dtype=name).kv_cache_dtype] is INT8
+    settings = WorkerSettings.model_validate({"kv_cache_dtype": name})
+    assert CACHE_DTYPES[settings.kv_cache_dtype] is INT8
 
 
 def test_a_budget_without_a_usable_block_is_refused() -> None:
