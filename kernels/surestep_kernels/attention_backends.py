@@ -66,6 +66,8 @@ def _triton(case: AttentionCase) -> AttentionBackend:
         raise refuse("triton", "on a cpu it runs in its interpreter only, with TRITON_INTERPRET=1")
     if case.block_size % _TRITON_BLOCK_MULTIPLE:
         raise refuse("triton", f"block size {case.block_size} is no multiple of 8")
+    if case.int8:
+        raise refuse("triton", "it has no INT8 cache")
     if case.fp8 and 0 < case.capability < _NATIVE_FP8:
         raise refuse("triton", f"an FP8 cache needs sm_{_NATIVE_FP8}, this is sm_{case.capability}")
     return AttentionBackend("triton", kv_cache_shape, store_kv, paged_attention)

@@ -18,7 +18,7 @@ from surestep_kernels.cpu.layer_ops import CpuKernels, load_layer
 from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
-from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.mixers.attention_case import AttentionCase, refuse_int8
 from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu
 from surestep_kernels.ops.fp8_rows import with_rounded_rows
 from surestep_kernels.ops.linear import Linear
@@ -64,6 +64,7 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
+    refuse_int8(case)
     if device == "cpu" and attention_backend == "auto":
         refuse_unsupported(case)
         return kernels

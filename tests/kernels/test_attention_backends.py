@@ -15,7 +15,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet, load_kernels
 from surestep_kernels.attention_backends import ATTENTION, AUTO, choose_attention
 from surestep_kernels.gpu.attention import flash_attention as flash
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache, kv_cache_shape
+from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache, kv_cache_shape
 from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
 from torch import Tensor
 
@@ -170,6 +170,7 @@ def test_auto_keeps_bits_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
         ("flash_attn", replace(HOPPER, cache_dtype=FP8), "16 bits"),
         ("flash_attn", replace(HOPPER, head_dim=264), "head_dim 264"),
         ("torch_varlen", replace(HOPPER, sinks=True), "no sinks"),
+        ("flash_attn", replace(HOPPER, cache_dtype=INT8), "16 bits"),
         ("triton", replace(HOPPER, block_size=20), "block size 20"),
         ("triton", replace(HOPPER, capability=80, cache_dtype=FP8), "sm_89"),
     ],
@@ -180,6 +181,19 @@ def test_a_named_backend_that_cannot_serve_says_why(
     with pytest.raises(InvalidRequest, match=reason) as raised:
         choose_attention(name, case)
     assert raised.value.param == "attention_backend"
+
+
+def test_an_int8_cache_is_for_cpus() -> None:
+    for backend in ("auto", "torch", "triton"):
+        with pytest.raises(InvalidRequest, match="int8 is for CPUs alone") as raised:
+            load_kernels("cuda", attention_backend=backend, case=replace(HOPPER, cache_dtype=INT8))
+        assert raised.value.param == "kv_cache_dtype"
+    case = replace(AttentionCase.on("cpu"), cache_dtype=INT8)
+    with pytest.raises(InvalidRequest, match="no triton"):
+        choose_attention("triton", case)
+    assert (
+        load_kernels("cpu", attention_backend="torch", case=case).kv_cache_shape is kv_cache_shape
+    )
 
 
 def fake_package(
@@ -226,7 +240,6 @@ def test_kernel_sets_take_the_three_ops_of_the_backend() -> None:
 
 
 def test_triton_on_the_cpu_is_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     load_kernels("cpu", attention_backend="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(InvalidRequest, match="interpreter only"):

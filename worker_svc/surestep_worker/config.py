@@ -123,9 +123,10 @@ class WorkerSettings(PeerSettings):
         default=None,
         description='JSON, e.g. {"temperature":0.6,"max_new_tokens":512}; beats that file',
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
         default="auto",
-        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, a byte an element",
+        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, a byte an element, "
+        "int8 = int8_per_token_head, on CPUs, that and a scale for each position and head",
     )
     max_model_len: Annotated[Count | None, BeforeValidator(_own_length)] = Field(
         default=None,

@@ -38,6 +38,7 @@ static void attend(query_tile *t, int first, int queries, long from, long n)
         if (t->unpacked) attend_span(t, first, count, from, n, UNPACKED); \
         else if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
         else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
+        else if (t->j->pages.dtype == I8) attend_span(t, first, count, from, n, I8); \
         else attend_span(t, first, count, from, n, F32); \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
@@ -140,8 +141,8 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
     const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
     const long tile_tokens = clamp(cu_rows[rows] / TASKS * group, TASK_QUERIES / 4, TASK_QUERIES) / group;
     attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
-                       q_stride, kv_heads, group, head_dim, block_size, tile_tokens,
-                       window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
+                       q_stride, kv_heads, group, head_dim, head_elements(pages, head_dim, block_size),
+                       block_size, tile_tokens, window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
                        pages->v_scale * unit, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;

@@ -18,7 +18,7 @@ enum {
 };
 
 /* Instead of the type of the pages: the span lies in the tile's panels, unpacked. */
-enum { UNPACKED = 3 };
+enum { UNPACKED = 4 };
 
 typedef struct {
     void *out;
@@ -29,7 +29,7 @@ typedef struct {
     const int32_t *cu_rows, *start;
     const float *sinks; /* of each query head, or NULL */
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
-    long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
+    long table_width, q_stride, kv_heads, group, head_dim, head_elements, block_size, tile_tokens;
     long window; /* positions that a query sees, its own included */
     float scale, value_scale; /* of what keys give, of values */
     int dtype;
@@ -47,9 +47,19 @@ typedef struct {
     float max[TASK_QUERIES], correction[TASK_QUERIES];
     f8 sum[TASK_QUERIES];
     _Alignas(64) float scores[TASK_QUERIES][SPAN];
+    float key_scales[SPAN], value_scales[SPAN]; /* of I8 */
     float q[TASK_QUERIES * MAX_HEAD_DIM], acc[TASK_QUERIES * MAX_HEAD_DIM]; /* [count][dims] */
     float key_panel[MAX_HEAD_DIM * SPAN], value_panel[SPAN * MAX_HEAD_DIM]; /* [dims][SPAN], [SPAN][dims] */
 } query_tile;
+
+/* The scales of the group of positions from offset on. */
+INLINE void find_scales(query_tile *t, long g, long head, long offset)
+{
+    const attention_job *j = t->j;
+    const long at = head + j->head_dim * j->block_size + offset * (long)sizeof(float);
+    memcpy(t->key_scales + g * GROUP, (const char *)j->pages.k + at, GROUP * sizeof(float));
+    memcpy(t->value_scales + g * GROUP, (const char *)j->pages.v + at, GROUP * sizeof(float));
+}
 
 /* Look up where the positions base..base+n lie. */
 static void find_groups(query_tile *t, long base, long n)
@@ -57,9 +67,10 @@ static void find_groups(query_tile *t, long base, long n)
     const attention_job *j = t->j;
     for (long g = 0; g * GROUP < n; g++) {
         long block = (base + g * GROUP) / j->block_size, offset = (base + g * GROUP) % j->block_size;
-        long head = ((long)t->table[block] * j->kv_heads + t->kv_head) * j->head_dim * j->block_size;
+        long head = ((long)t->table[block] * j->kv_heads + t->kv_head) * j->head_elements;
         t->keys[g] = head + offset;
         t->values[g] = head + offset * j->head_dim;
+        if (j->pages.dtype == I8) find_scales(t, g, head, offset);
     }
 }
 
@@ -106,6 +117,7 @@ static void unpack_span(query_tile *t, long n)
 {
     if (t->j->pages.dtype == BF16) unpack(t, n, BF16);
     else if (t->j->pages.dtype == E4M3) unpack(t, n, E4M3);
+    else if (t->j->pages.dtype == I8) unpack(t, n, I8);
     else unpack(t, n, F32);
 }
 
@@ -139,13 +151,19 @@ INLINE void score(query_tile *t, int first, const int queries, const int vectors
             memcpy(t->scores[first + i] + (g + v * GROUPS) * GROUP, &acc[i][v], sizeof(vf));
 }
 
-/* scores -> weights e^(score - max); updates the running max and sum of the queries. */
+/* scores -> weights e^(score - max); updates the running max and sum of the queries. Of I8 scores
+ * are of the codes of keys, and weights become those of the codes of values. */
 static __attribute__((noinline)) void soften(query_tile *t, int first, int queries, long from, long n)
 {
     const long begin = from / LANES * LANES, end = (n + LANES - 1) / LANES * LANES;
+    const int scaled = t->j->pages.dtype == I8;
     f8 change = splat8(0);
     for (int i = 0; i < queries; i++) {
         float *scores = t->scores[first + i], before = t->max[first + i];
+        for (long p = begin; scaled && p < end; p += LANES) {
+            vf score = load_f32(scores + p) * load_f32(t->key_scales + p);
+            memcpy(scores + p, &score, sizeof score);
+        }
         for (long p = begin; p < from; p++) scores[p] = -INFINITY;
         for (long p = n; p < end; p++) scores[p] = -INFINITY;
         vf peak = load_f32(scores + begin);
@@ -161,8 +179,9 @@ static __attribute__((noinline)) void soften(query_tile *t, int first, int queri
         f8 sum = t->sum[i] * t->correction[i];
         for (long p = begin; p < end; p += LANES) {
             vf weight = exp_lanes(load_f32(t->scores[i] + p) - t->max[i]);
-            memcpy(t->scores[i] + p, &weight, sizeof weight);
             sum = add_groups(sum, weight);
+            if (scaled) weight = weight * load_f32(t->value_scales + p);
+            memcpy(t->scores[i] + p, &weight, sizeof weight);
         }
         t->sum[i] = sum;
     }

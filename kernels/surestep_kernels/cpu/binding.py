@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
-CACHE_CODES = {**DTYPE_CODES, FP8: 2}
+CACHE_CODES = {**DTYPE_CODES, FP8: 2, INT8: 3}
 
 
 class CachePages(Structure):
@@ -31,7 +31,7 @@ class CachePages(Structure):
         assert cache.k.is_contiguous()
         assert cache.v.is_contiguous()
         assert cache.k.dtype is cache.v.dtype
-        assert cache.k.dtype in (dtype, FP8)
+        assert cache.k.dtype in (dtype, FP8, INT8)
         scales = (1.0, 1.0) if cache.scales is None else cache.scales.tolist()
         return cls(cache.k.data_ptr(), cache.v.data_ptr(), *scales, CACHE_CODES[cache.k.dtype])
 

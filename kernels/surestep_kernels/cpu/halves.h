@@ -23,6 +23,12 @@ INLINE vf e4m3_halves(const void *a, const void *b)
     return (vf)_mm512_cvtph_ps(half);
 }
 
+INLINE vf i8_halves(const void *a, const void *b)
+{
+    const __m128i codes = _mm_unpacklo_epi64(_mm_loadl_epi64(a), _mm_loadl_epi64(b));
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+}
+
 INLINE vf bf16_halves(const void *a, const void *b)
 {
     const __m256i low = _mm256_castsi128_si256(_mm_loadu_si128(a));
@@ -36,6 +42,7 @@ INLINE vf load_halves(const void *base, long a, long b, const int dtype)
 {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
     if (dtype == E4M3) return e4m3_halves(element(base, a, dtype), element(base, b, dtype));
+    if (dtype == I8) return i8_halves(element(base, a, dtype), element(base, b, dtype));
     if (dtype == BF16) return bf16_halves(element(base, a, dtype), element(base, b, dtype));
 #endif
 #if defined(__AVX512F__)

@@ -1,7 +1,7 @@
 /* Ops that other ops are made of. */
 #pragma once
 
-#include <stdint.h>
+#include "vec.h"
 
 /* linear.c */
 void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
@@ -21,6 +21,12 @@ typedef struct {
     float k_scale, v_scale; /* of E4M3; others have 1 */
     int dtype;
 } cache_pages;
+
+/* Elements of a head in a block. Behind all codes of I8 lie their scales, f32[block_size]. */
+INLINE long head_elements(const cache_pages *pages, long head_dim, long block_size)
+{
+    return (head_dim + (pages->dtype == I8 ? (long)sizeof(float) : 0)) * block_size;
+}
 
 enum { MAX_HEAD_DIM = 256 };
 

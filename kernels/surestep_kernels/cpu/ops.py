@@ -223,6 +223,7 @@ class CpuOps:
         strides, block_size = (_token_stride(k), _token_stride(v)), cache.k.shape[2]
         assert k.dtype is v.dtype
         assert kv_slots.dtype is torch.int64
+        assert cache.head_dim == head_dim
         pages = CachePages.of(cache, k.dtype)
         inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
         sizes = rows, *strides, heads, head_dim, block_size
@@ -242,6 +243,7 @@ class CpuOps:
         block_tables, slots, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = cache.k.shape
+        assert cache.head_dim == head_dim
         assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
         assert slots.dtype is torch.int64
         assert block_tables.is_contiguous()

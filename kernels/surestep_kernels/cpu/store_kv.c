@@ -19,6 +19,31 @@ INLINE void encode(uint8_t *out, const void *from, long dims, float scale, const
     }
 }
 
+/* The codes of a head in I8, to nearest, halves to even; returns their scale, NaN where an element
+ * is not finite. */
+INLINE float encode_int8(uint8_t *out, const void *from, long dims, const int dtype)
+{
+    u8x most = {0};
+    for (long d = 0; d < dims; d += 8) {
+        u8x size = (u8x)load8(from, d, dtype) & 0x7fffffff, more = (u8x)(size > most);
+        most = (size & more) | (most & ~more);
+    }
+    for (int i = 1; i < 8; i++) most[0] = most[i] > most[0] ? most[i] : most[0];
+    if (most[0] >= 0x7f800000) {
+        memset(out, 0, MAX_HEAD_DIM);
+        return NAN;
+    }
+    const float scale = ((f8)most)[0] / 127.0f, unit = scale > 0 ? scale : 1.0f;
+    for (long d = 0; d < dims; d += 8) {
+        f8 x = load8(from, d, dtype) / unit; /* above 127 where the scale is subnormal */
+        x = select8(x > 127.0f, splat8(127.0f), x);
+        x = select8(x < -127.0f, splat8(-127.0f), x);
+        u8x codes = (u8x)(x + 12582912.0f); /* 1.5 * 2^23: the lowest byte is the integer's */
+        for (int i = 0; i < 8; i++) out[d + i] = (uint8_t)codes[i];
+    }
+    return scale;
+}
+
 INLINE void store_head(const store_job *j, long head, long offset, const char *k, const char *v,
                        const int dtype)
 {
@@ -28,6 +53,18 @@ INLINE void store_head(const store_job *j, long head, long offset, const char *k
     memcpy((char *)j->pages.v + (head + offset * dims) * size, v, (size_t)(dims * size));
 }
 
+INLINE void store_int8(const store_job *j, long head, long offset, const void *k, const void *v,
+                       const int dtype)
+{
+    uint8_t codes[2][MAX_HEAD_DIM];
+    const long at = head + j->head_dim * j->block_size + offset * (long)sizeof(float);
+    const float key_scale = encode_int8(codes[0], k, j->head_dim, dtype);
+    const float value_scale = encode_int8(codes[1], v, j->head_dim, dtype);
+    store_head(j, head, offset, (char *)codes[0], (char *)codes[1], I8);
+    memcpy((char *)j->pages.k + at, &key_scale, sizeof key_scale);
+    memcpy((char *)j->pages.v + at, &value_scale, sizeof value_scale);
+}
+
 /* Keys lie transposed in a block, [head][dim][offset]: attention multiplies one dim of a query
  * with many positions at once. Values lie [head][offset][dim]. */
 INLINE void store_row(const store_job *j, long row, const int dtype)
@@ -35,10 +72,14 @@ INLINE void store_row(const store_job *j, long row, const int dtype)
     const long block = j->slots[row] / j->block_size, offset = j->slots[row] % j->block_size;
     const long dims = j->head_dim;
     for (long h = 0; h < j->heads; h++) {
-        const long head = (block * j->heads + h) * dims * j->block_size;
+        const long head = (block * j->heads + h) * head_elements(&j->pages, dims, j->block_size);
         const void *k = element(j->k, row * j->k_stride + h * dims, dtype);
         const void *v = element(j->v, row * j->v_stride + h * dims, dtype);
         uint8_t codes[2][MAX_HEAD_DIM];
+        if (j->pages.dtype == I8) {
+            store_int8(j, head, offset, k, v, dtype);
+            continue;
+        }
         if (j->pages.dtype != E4M3) {
             store_head(j, head, offset, k, v, dtype);
             continue;

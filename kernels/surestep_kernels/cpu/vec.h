@@ -19,7 +19,7 @@
 
 /* Element types as the Python side numbers them. Functions that take one as `const int dtype`
  * are inlined with a constant: one body, compiled once per type. */
-enum { F32 = 0, BF16 = 1, E4M3 = 2 }; /* E4M3: pages of a cache only */
+enum { F32 = 0, BF16 = 1, E4M3 = 2, I8 = 3 }; /* E4M3, I8: pages of a cache only */
 
 /* Row-wise ops and attention use 8 lanes on every machine: their results are then the same on
  * machines with wider vectors. */
@@ -28,6 +28,7 @@ typedef uint32_t u8x __attribute__((vector_size(32)));
 typedef int32_t i8x __attribute__((vector_size(32)));
 typedef uint16_t h8 __attribute__((vector_size(16)));
 typedef uint8_t b8 __attribute__((vector_size(8)));
+typedef int8_t s8 __attribute__((vector_size(8)));
 
 INLINE f8 splat8(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 
@@ -45,7 +46,7 @@ INLINE f8 fma8(f8 a, f8 b, f8 c)
 #endif
 }
 
-INLINE long element_size(const int dtype) { return dtype == E4M3 ? 1 : dtype == BF16 ? 2 : 4; }
+INLINE long element_size(const int dtype) { return dtype >= E4M3 ? 1 : dtype == BF16 ? 2 : 4; }
 
 INLINE const void *element(const void *base, long index, const int dtype)
 {
@@ -80,11 +81,16 @@ INLINE f8 decode8(const void *codes)
 #endif
 }
 
-/* Of E4M3 2^-8 of the numbers. */
+/* Of E4M3 2^-8 of the numbers, of I8 the codes. */
 INLINE f8 load8(const void *base, long index, const int dtype)
 {
     f8 wide;
     if (dtype == E4M3) return decode8(element(base, index, dtype));
+    if (dtype == I8) {
+        s8 codes;
+        memcpy(&codes, element(base, index, dtype), sizeof codes);
+        return __builtin_convertvector(__builtin_convertvector(codes, i8x), f8);
+    }
     if (dtype == BF16) {
         h8 narrow;
         memcpy(&narrow, element(base, index, dtype), sizeof narrow);

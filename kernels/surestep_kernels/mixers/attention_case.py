@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from surestep_common.errors import InvalidRequest
 
-from .kv_cache import FP8, StoreKV
+from .kv_cache import FP8, INT8, StoreKV
 from .paged_attention import PagedAttention
 
 
@@ -45,6 +45,11 @@ class AttentionCase:
         """Whether the cache is FP8."""
         return self.cache_dtype is FP8
 
+    @property
+    def int8(self) -> bool:
+        """Whether the cache is INT8."""
+        return self.cache_dtype is INT8
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
@@ -59,3 +64,16 @@ class AttentionBackend:
 def refuse(name: str, reason: str) -> InvalidRequest:
     """Return the error for a case that a backend does not support."""
     return InvalidRequest(f"no {name}: {reason}", param="attention_backend")
+
+
+def refuse_int8(case: AttentionCase) -> None:
+    """Raise InvalidRequest for an INT8 cache where no backend has one."""
+    if not case.int8:
+        return
+    if case.device != "cpu":
+        raise InvalidRequest("kv_cache_dtype int8 is for CPUs alone", param="kv_cache_dtype")
+    if case.latent:
+        raise InvalidRequest(
+            "kv_cache_dtype int8 is for keys and values; this model caches latents: auto or fp8",
+            param="kv_cache_dtype",
+        )

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .kv_cache import LayerCache
+from .kv_cache import INT8, LayerCache, decode_int8
 
 
 class AttentionRows(NamedTuple):
@@ -111,7 +111,8 @@ def _gather_pages(
     pages = cache.pages[which]
     span = int((seen.start + seen.counts).max())
     used = block_tables[slots, : -(-span // pages.shape[2])].long()  # [R, P]
-    gathered = pages[used].transpose(1, 2).flatten(2, 3)[:, :, :span].float()
+    gathered = pages[used].transpose(1, 2).flatten(2, 3)[:, :, :span]
+    gathered = decode_int8(gathered) if pages.dtype is INT8 else gathered.float()
     if cache.scales is not None:
         gathered = gathered * cache.scales[which]
     return gathered.masked_fill(~seen.by_row(span)[:, None, :, None], 0.0)

@@ -7,9 +7,15 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.mixers.kv_cache import FP8
+from surestep_kernels.mixers.kv_cache import FP8, INT8
 from surestep_kernels.step.fingerprint import row_fingerprints
-from surestep_worker.cache.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
+from surestep_worker.cache.kv_cache import (
+    CACHE_DTYPES,
+    KVCache,
+    KVSpec,
+    blocks_that_fit,
+    bytes_per_block,
+)
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory
@@ -45,6 +51,21 @@ def test_fp8_pages_take_half_of_bfloat16_and_leave_hidden_states_alone() -> None
     kv = KVCache(both, 4, KERNELS, "cpu")
     assert all(tensor.dtype is FP8 for cache in kv.layers for tensor in cache.pages)
     assert kv.hidden.dtype is torch.bfloat16
+
+
+def test_int8_pages_hold_a_scale_for_each_position_and_head() -> None:
+    narrow = replace(SPEC, cache_dtype=INT8)
+    values = 3 * 2 * 2 * 16  # layers, keys and values, heads, positions
+    assert bytes_per_block(narrow, KERNELS) == values * (16 + 4)
+    kv = KVCache(narrow, 4, KERNELS, "cpu")
+    assert sum(tensor.nbytes for cache in kv.layers for tensor in cache.pages) == 4 * values * 20
+    assert all(cache.head_dim == 16 for cache in kv.layers)
+
+
+@pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
+def test_int8_goes_by_two_names(name: str) -> None:
+    settings = WorkerSettings.model_validate({"kv_cache_dtype": name})
+    assert CACHE_DTYPES[settings.kv_cache_dtype] is INT8
 
 
 def test_a_budget_without_a_usable_block_is_refused() -> None:

@@ -11,7 +11,7 @@ from support.checkpoints.deepseek import make_tiny_deepseek
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_kernels.kernel_set import REFERENCE
-from surestep_kernels.mixers.kv_cache import FP8
+from surestep_kernels.mixers.kv_cache import FP8, INT8
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.configs.deepseek import DeepseekConfig
@@ -209,3 +209,5 @@ def test_what_kernels_are_asked_for(tmp_path: Path) -> None:
         assert kernels.latent is not REFERENCE.latent
     with pytest.raises(InvalidRequest, match="needs attention_backend torch"):
         load_kernels("cpu", case=replace(case, head_dim=576, latent=False))
+    with pytest.raises(InvalidRequest, match="this model caches latents: auto or fp8"):
+        load_kernels("cpu", case=replace(case, cache_dtype=INT8))

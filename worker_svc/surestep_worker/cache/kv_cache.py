@@ -11,7 +11,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache, with_scales
 
 from .kv_layout import KVLayout
 from .pages import zero_pages
@@ -19,7 +19,13 @@ from .pages import zero_pages
 T = TypeVar("T")
 
 # By the setting `kv_cache_dtype`. None: the model's.
-CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
+CACHE_DTYPES: Mapping[str, torch.dtype | None] = {
+    "auto": None,
+    "fp8": FP8,
+    "fp8_e4m3": FP8,
+    "int8": INT8,
+    "int8_per_token_head": INT8,
+}
 
 
 class KVHeads(NamedTuple):
@@ -118,6 +124,6 @@ def _shapes(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> list[list[tupl
     return [
         [(num_blocks, size, width) for width in layer]
         if isinstance(layer, LatentWidths)
-        else [kernels.kv_cache_shape(num_blocks, size, *layer)] * 2
+        else [with_scales(kernels.kv_cache_shape(num_blocks, size, *layer), spec.page_dtype)] * 2
         for layer in spec.layers
     ]

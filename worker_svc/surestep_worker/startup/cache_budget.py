@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from surestep_common.kv_groups import KVGroups
 from surestep_kernels import KernelSet
+from surestep_kernels.mixers.kv_cache import INT8
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import (
@@ -71,7 +72,10 @@ class CacheBudget:
         if recurrent is not None and not self._measured:
             self._warn_of_states(recurrent, max_drafts + 1)
         if spec.cache_dtype is not None:
-            logger.info("KV cache of %s, not scaled", spec.cache_dtype)
+            scaled = (
+                "a scale for each position and head" if spec.cache_dtype is INT8 else "not scaled"
+            )
+            logger.info("KV cache of %s, %s", spec.cache_dtype, scaled)
         if recurrent is not None:
             self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0
