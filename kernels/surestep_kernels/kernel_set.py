@@ -190,10 +190,10 @@ class KernelSet:
         def run(
             x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
         ) -> Tensor:
-            positions, rows, kv_slots = tokens
-            q, _ = self.project_heads(x, layer.projection, positions, cache, kv_slots)
+            at = tokens.positions, cache, tokens.kv_slots
+            q, _ = self.project_heads(x, layer.projection, *at)
             attended = self.paged_attention(
-                q, cache, rows, layer.scale, window=layer.window, sinks=layer.sinks
+                q, cache, tokens.rows, layer.scale, window=layer.window, sinks=layer.sinks
             )
             flat, eps = attended.flatten(1), layer.eps
             x = self.linear_add_rms_norm(flat, layer.out, residual, layer.post_norm, eps)

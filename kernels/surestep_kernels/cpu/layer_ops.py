@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import CDLL, Structure, byref, c_float, c_int, c_long, c_void_p
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,6 @@ class CpuKernels(KernelSet):
 
     c_dense_layer: Callable[..., None] | None = None
     ops: CpuOps | None = None  # of the same library
-    newest: _NewestStep = field(default_factory=lambda: _NewestStep())
 
     def dense_layer(self, layer: DenseLayer) -> RunDenseLayer:
         """Return one call, unless an op has been exchanged for another one."""
@@ -74,7 +73,7 @@ class CpuKernels(KernelSet):
         assert run is not None
         if any(getattr(self, name) != getattr(ops, name) for name in _PARTS):
             return KernelSet.dense_layer(self, layer)
-        return _OneCall(layer, run, self.newest)
+        return _OneCall(layer, run)
 
 
 def load_layer(library: Path) -> Callable[..., None]:
@@ -82,31 +81,13 @@ def load_layer(library: Path) -> Callable[..., None]:
     return bind(CDLL(str(library)), "dense_layer", [c_void_p] * 7)
 
 
-class _NewestStep:
-    """What C knows of a step's tokens, which is the same for all layers of a KV group."""
-
-    def __init__(self) -> None:
-        # Objects that are kept cannot be taken for others; one value, as threads may share this.
-        self._known: tuple[Tensor | None, object, Tensor | None, Any] = (None, None, None, None)
-
-    def tokens(self, tokens: LayerTokens, block_size: int) -> Any:
-        """Return a reference to the structure."""
-        positions, rows, kv_slots, made = self._known
-        same = positions is tokens.positions and rows is tokens.rows
-        if not same or kv_slots is not tokens.kv_slots:
-            made = byref(_tokens(tokens, block_size))
-            self._known = tokens.positions, tokens.rows, tokens.kv_slots, made
-        return made
-
-
 class _OneCall:
     """A layer whose addresses are looked up once; implements RunDenseLayer."""
 
-    def __init__(self, layer: DenseLayer, run: Callable[..., None], newest: _NewestStep) -> None:
+    def __init__(self, layer: DenseLayer, run: Callable[..., None]) -> None:
         self._layer, self._run = layer, run  # keeps what the addresses point to
-        self._newest = newest
         self._structures = dict[torch.dtype, Any]()
-        self._pages: tuple[LayerCache | None, Any] = (None, None)  # of the newest cache
+        self._pages: tuple[object, Any] = (None, None)  # of the newest cache, by where it is
 
     def __call__(
         self, x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
@@ -118,21 +99,24 @@ class _OneCall:
         assert residual.shape[1:] == next_norm.shape == (self._layer.down.out_features,)
         assert next_norm.dtype is torch.float32
         assert dtype is residual.dtype
+        where = cache.k.data_ptr(), cache.v.data_ptr(), cache.k.dtype
         known, pages = self._pages
-        if known is not cache:
+        if known != where or cache.scales is not None:
             pages = byref(CachePages.of(cache, dtype))
-            self._pages = cache, pages
+            self._pages = where, pages
         if dtype not in self._structures:
             self._structures[dtype] = byref(_structure(self._layer, dtype))
-        step = self._newest.tokens(tokens, cache.k.shape[2])
+        if tokens.prepared is None:
+            tokens.prepared = byref(_tokens(tokens, cache.k.shape[2]))
         out = torch.empty_like(residual)
         streams = out.data_ptr(), x.data_ptr(), residual.data_ptr(), next_norm.data_ptr()
-        self._run(*streams, self._structures[dtype], step, pages)
+        self._run(*streams, self._structures[dtype], tokens.prepared, pages)
         return out
 
 
 def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
-    positions, (block_tables, slots, cu_rows, start, _), kv_slots = tokens
+    positions, kv_slots = tokens.positions, tokens.kv_slots
+    block_tables, slots, cu_rows, start, _ = tokens.rows
     assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
     assert slots.dtype is positions.dtype is kv_slots.dtype is torch.int64
     assert block_tables.is_contiguous()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -29,12 +29,14 @@ class DenseLayer:
     eps: float  # of the norms around the blocks
 
 
-class LayerTokens(NamedTuple):
-    """The T tokens of a step as one layer sees them."""
+@dataclass(slots=True, eq=False)
+class LayerTokens:
+    """The T tokens of a step as the layers of one KV group see them."""
 
     positions: Tensor  # i64[T]
     rows: AttentionRows
     kv_slots: Tensor  # i64[T], see StoreKV
+    prepared: Any = None  # by the first layer, if its kernels have a form of their own
 
 
 class RunDenseLayer(Protocol):

@@ -107,8 +107,8 @@ class Attention:
 
     def pages(self, batch: StepBatch, caches: Caches) -> tuple[LayerTokens, LayerCache]:
         """Return the tokens of a step as this layer sees them, and its cache."""
-        cache, pages = caches.kv.layer(self._cache_layer, batch.groups)
-        return LayerTokens(batch.positions, *pages), cache
+        cache, tokens = caches.kv.layer(self._cache_layer, batch.layer_tokens)
+        return tokens, cache
 
     def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.mixers.dense_layer import LayerTokens
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
 from torch import Tensor
@@ -43,3 +44,8 @@ class StepBatch:
     hidden_index: Tensor  # i64[N] tokens (indices into T) whose final hidden states are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers
     choice: Choice = field(default_factory=Choice)  # for models with indexers
+    layer_tokens: tuple[LayerTokens, ...] = field(init=False)  # by KV group
+
+    def __post_init__(self) -> None:
+        tokens = tuple(LayerTokens(self.positions, *pages) for pages in self.groups)
+        object.__setattr__(self, "layer_tokens", tokens)
