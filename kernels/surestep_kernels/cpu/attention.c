@@ -3,8 +3,9 @@
  *
  * The positions that a query sees are cut into spans at multiples of SPAN, counted from the
  * start of its sequence. A query goes through the spans in order, alone in its arithmetic:
- * queries only share the loads, and keys and values widened once where there are many queries. Its result is therefore bit for bit the same as a decode row,
- * in a window of drafts and in a prefill chunk. A position that a query does not see is never
+ * queries only share the loads, and many of them keys and values that are widened once. Its result
+ * is therefore bit for bit the same as a decode row, in a window of drafts and in a prefill chunk.
+ * A position that a query does not see is never
  * multiplied, not even by zero: it may hold anything.
  *
  * A query begins with the sink of its head, if it has one, as if that were a position whose value

@@ -89,13 +89,7 @@ INLINE vf exp_lanes(vf x)
 #if defined(__AVX512F__)
     const __m512 magic = _mm512_set1_ps(12582912.0f), small = (__m512)x;
     const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(small, _mm512_set1_ps(1.44269504f), magic), magic);
-    const vf r = fma_lanes((vf)n, splat(2.12194440e-4f), fma_lanes((vf)n, splat(-0.693359375f), x));
-    vf p = fma_lanes(r, splat(1.9875691500e-4f), splat(1.3981999507e-3f));
-    p = fma_lanes(p, r, splat(8.3334519073e-3f));
-    p = fma_lanes(p, r, splat(4.1665795894e-2f));
-    p = fma_lanes(p, r, splat(1.6666665459e-1f));
-    p = fma_lanes(p, r, splat(5.0000001201e-1f));
-    p = fma_lanes(p, r * r, r) + 1.0f;
+    const vf r = EXP_REMAINDER(x, (vf)n, fma_lanes, splat), p = EXP_OF_REMAINDER(r, fma_lanes, splat);
     const __mmask16 seen = _mm512_cmp_ps_mask(small, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
     return (vf)_mm512_maskz_scalef_ps(seen, (__m512)p, n);
 #else

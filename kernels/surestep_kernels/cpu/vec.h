@@ -182,19 +182,24 @@ INLINE float max_lanes(f8 x)
 
 /* e^x to about 1 ulp (range reduction by ln 2 in two parts, then the Cephes polynomial).
  * 0 below -87, NaN for NaN; x above 88 counts as 88. */
+/* e^x by Cephes' expf, of which vectors of any width have the same bits: x = n ln 2 + r. */
+#define EXP_REMAINDER(x, n, fma, splat) \
+    fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x))
+#define EXP_OF_REMAINDER(r, fma, splat) \
+    (fma(fma(fma(fma(fma(fma(r, splat(1.9875691500e-4f), splat(1.3981999507e-3f)), \
+                         r, splat(8.3334519073e-3f)), \
+                     r, splat(4.1665795894e-2f)), \
+                 r, splat(1.6666665459e-1f)), \
+             r, splat(5.0000001201e-1f)), \
+         r * r, r) + 1.0f)
+
 INLINE f8 exp8(f8 x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     f8 clamped = select8(x > 88.0f, splat8(88.0f), x);
     f8 shifted = fma8(clamped, splat8(1.44269504f), splat8(magic));
     f8 n = shifted - magic;
-    f8 r = fma8(n, splat8(2.12194440e-4f), fma8(n, splat8(-0.693359375f), clamped));
-    f8 p = fma8(r, splat8(1.9875691500e-4f), splat8(1.3981999507e-3f));
-    p = fma8(p, r, splat8(8.3334519073e-3f));
-    p = fma8(p, r, splat8(4.1665795894e-2f));
-    p = fma8(p, r, splat8(1.6666665459e-1f));
-    p = fma8(p, r, splat8(5.0000001201e-1f));
-    p = fma8(p, r * r, r) + 1.0f;
+    f8 r = EXP_REMAINDER(clamped, n, fma8, splat8), p = EXP_OF_REMAINDER(r, fma8, splat8);
     f8 power = (f8)(((i8x)shifted - 0x4b400000 + 127) << 23); /* 2^n */
     return select8(x < -87.0f, splat8(0), p * power);
 }
