@@ -54,19 +54,23 @@ class LearntCosts:
 
     def of_step(self, len_before: IntArray, n_drafts: IntArray) -> float:
         """Return what a step of rows [R], of these lengths and so many drafts, should take."""
+        tokens, context = self._shape(len_before, n_drafts)
+        return float(self.now.step[tokens]) + self.now.per_context_token * context
+
+    def _shape(self, len_before: IntArray, n_drafts: IntArray) -> tuple[int, float]:
+        """Return the input rows of such a step, as many as there are costs for, and the tokens of
+        context that they see."""
         tokens = min(len(n_drafts) + int(n_drafts.sum()), len(self._size) - 1)
-        return float(self.now.step[tokens]) + self.now.per_context_token * float(
-            len_before @ (n_drafts + 1)
-        )
+        return tokens, float(len_before @ (n_drafts + 1))
 
     def observe(
         self, expected: Expected, took: Took, len_before: IntArray, n_drafts: IntArray
     ) -> None:
         """Learn from a step of rows [R], of these lengths and with so many drafts each."""
-        tokens = min(len(n_drafts) + int(n_drafts.sum()), len(self._size) - 1)
-        size = self._size[tokens]
-        context_us = self._measured.per_context_token * float(len_before @ (n_drafts + 1))
-        alike_us = float(self._own[size] * self._measured.step[tokens]) + context_us
+        tokens, context = self._shape(len_before, n_drafts)
+        size, measured = self._size[tokens], self._measured
+        alike_us = float(self._own[size] * measured.step[tokens])
+        alike_us += measured.per_context_token * context
         untold = expected.draft_us > 0 and not took.draft_us  # a device may not tell it apart
         if untold or not 0 < took.step_us < _INTERRUPTED * self._common * alike_us:
             return

@@ -18,7 +18,7 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, 
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
-_LEAST, _EXACT = 4, 32  # bits that rounding must leave
+_EXACT = 32  # bits that rounding must leave
 
 
 class ShardSlice(NamedTuple):
@@ -87,8 +87,9 @@ class Sharding:
             (rows, inputs),
             tuple(TensorSource(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
             linear=True,
-            least_bits=_EXACT if exact else _LEAST,
         )
+        if exact:
+            weight = weight._replace(least_bits=_EXACT)
         if not bias:
             return {f"{name}.weight": weight}
         biases = tuple(TensorSource(f"{n}.bias", (p.total,), p.keep) for n, p in outputs)
