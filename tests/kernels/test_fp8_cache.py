@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from support.kernels.cases import (
@@ -14,25 +12,19 @@ from support.kernels.cases import (
     row_bounds,
     slots_of,
 )
+from support.kernels.ragged import COUNTS, LENGTHS, attend, attends_alike_alone, batch_of
 from surestep_kernels import KernelSet
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from torch import Tensor
 
 SCALES = [None, (0.5, 3.0)]
-LENGTHS, COUNTS = [1, 17, 64, 70, 150, 333], [1, 5, 1, 3, 100, 2]  # seen by, and of, each row
 
 
 def new_cache(kernels: KernelSet, blocks: int, heads: int, dims: int, scales: object) -> LayerCache:
     shape = kernels.kv_cache_shape(blocks, BLOCK_SIZE, heads, dims)
     k, v = (torch.full(shape, torch.nan).to(FP8) for _ in "kv")
     return LayerCache(k, v, None if scales is None else torch.tensor(scales))
-
-
-def places() -> Iterator[tuple[int, int]]:
-    """Row and position of every token."""
-    for row, (length, count) in enumerate(zip(LENGTHS, COUNTS, strict=True)):
-        yield from ((row, position) for position in range(length - count, length))
 
 
 def many_numbers() -> Tensor:
@@ -98,25 +90,13 @@ def test_attends_as_the_reference_and_alike_in_any_window(
     context = make_context(LENGTHS, kv_heads, head_dim, dtype)
     blocks = int(context.block_tables.max()) + 2
     q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
-    start = torch.tensor(LENGTHS) - torch.tensor(COUNTS)
-    batch = AttentionRows(
-        context.block_tables,
-        torch.arange(len(COUNTS)),
-        row_bounds(COUNTS),
-        start.int(),
-        max(COUNTS),
-    )
     results = []
     for kernels in (native, reference):
         cache = new_cache(kernels, blocks, kv_heads, head_dim, scales)
         for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
             kernels.store_kv(k, v, cache, slots_of(context, row))
-        results.append(kernels.paged_attention(q, cache, batch, head_dim**-0.5, window=window))
+        made = attend(kernels, q, cache, batch_of(context), window=window)
+        results.append(made)
         if kernels is native:
-            for token, (row, position) in enumerate(places()):
-                rows = torch.tensor([row]), row_bounds([1]), torch.tensor([position]).int(), 1
-                alone = AttentionRows(context.block_tables, *rows)
-                one = q[token : token + 1]
-                found = kernels.paged_attention(one, cache, alone, head_dim**-0.5, window=window)
-                assert torch.equal(found[0], results[0][token])
+            assert attends_alike_alone(kernels, q, cache, context, made, window=window)
     assert_close(*results)

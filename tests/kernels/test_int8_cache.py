@@ -3,8 +3,6 @@ of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from support.kernels.cases import (
@@ -17,12 +15,12 @@ from support.kernels.cases import (
     row_bounds,
     slots_of,
 )
+from support.kernels.ragged import COUNTS, LENGTHS, attend, attends_alike_alone, batch_of
 from surestep_kernels import KernelSet
 from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache, decode_int8, with_scales
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from torch import Tensor
 
-LENGTHS, COUNTS = [1, 17, 64, 70, 150, 333], [1, 5, 1, 3, 100, 2]  # seen by, and of, each row
 SCALE = torch.float32.itemsize
 
 
@@ -136,18 +134,6 @@ def test_a_key_or_value_that_is_no_number_is_seen(
             assert out[~sees].isfinite().all()
 
 
-def places() -> Iterator[tuple[int, int]]:
-    """Row and position of every token."""
-    for row, (length, count) in enumerate(zip(LENGTHS, COUNTS, strict=True)):
-        yield from ((row, position) for position in range(length - count, length))
-
-
-def batch_of(context: Context) -> AttentionRows:
-    start = torch.tensor(LENGTHS) - torch.tensor(COUNTS)
-    numbers = torch.arange(len(COUNTS)), row_bounds(COUNTS), start.int(), max(COUNTS)
-    return AttentionRows(context.block_tables, *numbers)
-
-
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -167,18 +153,11 @@ def test_attends_as_the_reference_and_alike_in_any_window(
 ) -> None:
     context = make_context(LENGTHS, kv_heads, head_dim, dtype, block_size)
     q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
-    scale, more = head_dim**-0.5, torch.randn(heads) if sinks else None
-    cache = fill(native, context)
-    made = native.paged_attention(q, cache, batch_of(context), scale, window=window, sinks=more)
-    for token, (row, position) in enumerate(places()):
-        rows = torch.tensor([row]), row_bounds([1]), torch.tensor([position]).int(), 1
-        alone = AttentionRows(context.block_tables, *rows)
-        one = q[token : token + 1]
-        found = native.paged_attention(one, cache, alone, scale, window=window, sinks=more)
-        assert torch.equal(found[0], made[token])
-    cache = fill(reference, context)
-    batch = batch_of(context)
-    assert_close(made, reference.paged_attention(q, cache, batch, scale, window=window, sinks=more))
+    options = {"window": window, "sinks": torch.randn(heads) if sinks else None}
+    cache, batch = fill(native, context), batch_of(context)
+    made = attend(native, q, cache, batch, **options)
+    assert attends_alike_alone(native, q, cache, context, made, **options)
+    assert_close(made, attend(reference, q, fill(reference, context), batch, **options))
 
 
 def test_what_is_stored_does_not_depend_on_what_is_stored_with_it(native: KernelSet) -> None:
@@ -202,10 +181,10 @@ def test_is_as_close_to_an_exact_cache_as_its_steps_are_small(
     exact = Context(
         [k.to(wide) for k in context.k], [v.to(wide) for v in context.v], context.block_tables
     )
-    batch, scale = batch_of(context), head_dim**-0.5
-    wanted = reference.paged_attention(q, fill_cache(reference, exact), batch, scale)
+    batch = batch_of(context)
+    wanted = attend(reference, q, fill_cache(reference, exact), batch)
     errors = [
-        native.paged_attention(q, cache, batch, scale) - wanted
+        attend(native, q, cache, batch) - wanted
         for cache in (fill(native, exact), fill_cache(native, exact, FP8))
     ]
     largest = max(float(v.abs().max()) for v in exact.v)
