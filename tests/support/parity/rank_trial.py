@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.parity.bench import BLOCK_SIZE, CALM, NEIGHBOURS, Conditions, serve, step_of
+from support.parity.bench import BLOCK_SIZE, CALM, NEIGHBOURS, Conditions, serve, step_of, total
 from support.parity.cases import EOS, NEUTRAL, VOCAB, make_request, strangers
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
@@ -76,6 +76,22 @@ class RankTrial:
         everyone = [*self.requests, *strangers(NEIGHBOURS[where].num_strangers // 3)]
         found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
         return {request.id: found[request.id] for request in self.requests}
+
+    def drafts_change_nothing(
+        self,
+        folder: Path,
+        alone: dict[str, Answer],
+        where: str,
+        drafter: str,
+        depth: int,
+        conditions: Conditions = CALM,
+        **changes: Any,
+    ) -> None:
+        """Assert that requests answer as `alone` where some drafts are accepted."""
+        self.tell_oracles(alone)
+        found = self.answers(folder, where, drafter, depth, conditions, **changes)
+        assert tokens(found) == tokens(alone)
+        assert total(found, "num_accepted") > 0
 
     def tell_oracles(self, answers: dict[str, Answer]) -> None:
         """The drafters that know what will be said take it from these."""
