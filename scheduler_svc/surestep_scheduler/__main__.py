@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 
@@ -23,6 +24,7 @@ def main() -> int:
     settings = SchedulerSettings.load()
     access.use(settings)
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
+    gc.freeze()  # what was imported stays: collections need not look at it
     status = 0
     try:
         uvloop.run(serve(settings))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import resource
 import signal
 import sys
@@ -29,14 +28,12 @@ from .wire import Parts
 
 logger = logging.getLogger(__name__)
 
-_NICE = 5  # token streams have priority
 _LARGE_BYTES = 1 << 20  # of a request
 
 
 def main() -> int:
     """Serve until the gateway closes the input."""
     die_with_parent()
-    os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     first = wire.read(requests)

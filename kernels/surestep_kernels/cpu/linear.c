@@ -76,7 +76,8 @@ INLINE void tile(const linear_job *j, long row, long panel, const int rows, cons
     for (long s = 0; s < steps; s++, w += PANEL * 4, x += x_step) {
 #pragma GCC unroll 8
         for (int p = 0; p < panels; p++) {
-            __builtin_prefetch(w + p * stride + AHEAD);
+            __builtin_prefetch(w + p * stride + AHEAD, 0, 2);
+            __builtin_prefetch(w + p * stride + AHEAD + 64, 0, 2);
             if (dtype == BF16) step_bf16(acc[p], w + p * stride, x, x_stride, rows);
             else step_f32(acc[p], w + p * stride, x, x_stride, rows);
         }

@@ -29,7 +29,7 @@ enum { MAX_GROUP = 128 };      /* elements of k that share a scale */
 enum { MAX_BLOCK_TILES = 32 }; /* row tiles that one call of a block function covers */
 
 /* Bytes to prefetch ahead; panels follow each other in memory. Measured: 512 to 4096 are close. */
-enum { AHEAD = 2048 };
+enum { AHEAD = 4096 };
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 START_RANK = "--start-rank"
+SPARE = "SURESTEP_SPARE"  # in the environment of a standby that is started while there is a rank
 
 
 class Started(NamedTuple):

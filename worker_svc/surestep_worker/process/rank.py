@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import uvloop
@@ -32,6 +33,7 @@ from surestep_worker.host.host_memory import memory_errors
 from surestep_worker.host.torch_import import import_torch
 
 from . import control
+from .child import SPARE
 from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
 
@@ -39,6 +41,7 @@ logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __ma
 
 _STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is stopped
 _TICK_S = 0.5
+_NICE = 10  # of a standby that prepares beside a rank
 # Losing a standby costs time only, losing a rank no request; processes with client connections are
 # irreplaceable.
 _VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
@@ -178,6 +181,7 @@ class Rank:
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
     """Run a standby prepared by `preload`, then the rank it is activated as. Returns an exit
     status."""
+    spare = os.environ.pop(SPARE, "") == "1"
     die_with_parent()
     prefer_as_victim(_VICTIM_AS_STANDBY)
     dump_stacks_on_signal(and_end=True)
@@ -185,7 +189,7 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
     supervisor = control.inherited()
     try:
         with _start():
-            build = preload(settings)
+            build = _beside(preload, settings) if spare else preload(settings)
         control.send(supervisor, Message(MessageKind.STANDBY))
         activation = control.wait_for_activation(supervisor)
         prefer_as_victim(_VICTIM_AS_RANK)
@@ -203,6 +207,13 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
             control.send(supervisor, Message(MessageKind.FAILED, reason=str(gone)))
         return 1
     return 0
+
+
+def _beside(preload: Callable[[WorkerSettings], Build], settings: WorkerSettings) -> Build:
+    """Prepare with low priority, which only a thread can have and its process be rid of again:
+    a second of imports would halve the speed of the rank that there is."""
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICE,)) as thread:
+        return thread.submit(preload, settings).result()
 
 
 def _preload(settings: WorkerSettings) -> Build:

@@ -21,7 +21,7 @@ from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
-from .child import Child, Started, start
+from .child import SPARE, Child, Started, start
 from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,12 @@ class RankProcess:
         self.heartbeat = Heartbeat.local()
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
-        """Start a standby; its settings are passed in the environment."""
-        environ = child_environ(settings.environ())
+    async def spawn(
+        cls, command: Sequence[str], settings: WorkerSettings, *, spare: bool = False
+    ) -> RankProcess:
+        """Start a standby; its settings are passed in the environment. A `spare` one leaves the
+        cores to the rank that there is."""
+        environ = child_environ(settings.environ() | ({SPARE: "1"} if spare else {}))
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         return cls(start(command, environ))

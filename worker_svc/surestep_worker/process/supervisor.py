@@ -229,7 +229,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         while True:
             try:
                 if (left := free_memory()).nbytes >= _STANDBY_BYTES:
-                    return await RankProcess.spawn(self._command, self._settings)
+                    return await RankProcess.spawn(self._command, self._settings, spare=True)
                 reason = str(left)
             except OSError as error:
                 reason = str(error)
