@@ -14,7 +14,7 @@ from torch import Tensor
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
 from surestep_kernels.cpu.latent_ops import CpuLatentOps
-from surestep_kernels.cpu.layer_ops import CpuKernels, load_layer
+from surestep_kernels.cpu.layer_ops import CpuKernels, load_layers
 from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
@@ -91,14 +91,14 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         code = code or build_library()
         library = file_of(code)
         ops, recurrent = CpuOps.load(library), CpuRecurrentOps.load(library)
-        step, layer = CpuStepOps.load(library), load_layer(library)
+        step, layers = CpuStepOps.load(library), load_layers(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, using the much slower torch references: %s", error)
         return None
     ops.set_num_threads(1)
     return CpuKernels(
         name="C",
-        c_dense_layer=layer,
+        c_dense_layers=layers,
         ops=ops,
         set_num_threads=ops.set_num_threads,
         rms_norm=ops.rms_norm,

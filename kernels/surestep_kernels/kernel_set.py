@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surestep_kernels.mixers.causal_conv import causal_conv_reference
-from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayer
+from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
 from surestep_kernels.mixers.gated_delta import gated_delta_reference
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
@@ -184,23 +184,45 @@ class KernelSet:
         self.store_kv(k, v, cache, kv_slots)
         return q, others
 
-    def dense_layer(self, layer: DenseLayer) -> RunDenseLayer:
-        """Return what runs the layer, made ready when a model is loaded: here, op by op."""
+    def dense_layers(
+        self, layers: Sequence[DenseLayer], next_norms: Sequence[Tensor]
+    ) -> RunDenseLayers:
+        """Return what runs the layers, made ready when a model is loaded: here, op by op.
+
+        `next_norms` f32[H]: the weights with which the output of each is normalised.
+        """
 
         def run(
-            x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
+            x: Tensor,
+            residual: Tensor,
+            places: Sequence[tuple[LayerTokens, LayerCache]],
+            first: int = 0,
         ) -> Tensor:
-            at = tokens.positions, cache, tokens.kv_slots
-            q, _ = self.project_heads(x, layer.projection, *at)
-            attended = self.paged_attention(
-                q, cache, tokens.rows, layer.scale, window=layer.window, sinks=layer.sinks
-            )
-            flat, eps = attended.flatten(1), layer.eps
-            x = self.linear_add_rms_norm(flat, layer.out, residual, layer.post_norm, eps)
-            x = self.linear_silu_and_mul(x, layer.gate_up)
-            return self.linear_add_rms_norm(x, layer.down, residual, next_norm, eps)
+            which = slice(first, first + len(places))
+            for layer, norm, place in zip(layers[which], next_norms[which], places, strict=True):
+                x = self._dense_layer(x, residual, layer, norm, *place)
+            return x
 
         return run
+
+    def _dense_layer(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        layer: DenseLayer,
+        next_norm: Tensor,
+        tokens: LayerTokens,
+        cache: LayerCache,
+    ) -> Tensor:
+        at = tokens.positions, cache, tokens.kv_slots
+        q, _ = self.project_heads(x, layer.projection, *at)
+        attended = self.paged_attention(
+            q, cache, tokens.rows, layer.scale, window=layer.window, sinks=layer.sinks
+        )
+        flat, eps = attended.flatten(1), layer.eps
+        x = self.linear_add_rms_norm(flat, layer.out, residual, layer.post_norm, eps)
+        x = self.linear_silu_and_mul(x, layer.gate_up)
+        return self.linear_add_rms_norm(x, layer.down, residual, next_norm, eps)
 
 
 REFERENCE = KernelSet(

@@ -1,4 +1,4 @@
-"""A decoder layer as one op: the bits of its ops one by one, whatever rows are beside a row."""
+"""Decoder layers as one op: the bits of their ops one by one, whatever rows are beside a row."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from surestep_kernels.ops.silu_and_mul import silu_and_mul_reference
 from torch import Tensor
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 72, 104, 6, 2, 24, 200
+DEPTH = 3
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 STARTS, COUNTS = [0, 70, 9, 130], [40, 1, 5, 1]  # tokens in the cache, and of a step, by row
 
@@ -45,7 +46,7 @@ CASES = {
 }
 
 
-def make_layer(kernels: KernelSet, case: Case, dtype: torch.dtype) -> DenseLayer:
+def make_layer(kernels: KernelSet, case: Case, dtype: torch.dtype, seed: int = 5) -> DenseLayer:
     def weight(outputs: int, inputs: int) -> PackedLinear:
         bias = torch.randn(outputs).to(dtype) if case.bias else None
         if case.packed:
@@ -53,7 +54,7 @@ def make_layer(kernels: KernelSet, case: Case, dtype: torch.dtype) -> DenseLayer
             return kernels.pack_quantized(affine, bias)
         return kernels.pack_linear((torch.randn(outputs, inputs) * 0.2).to(dtype), bias)
 
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     angles = torch.randn(POSITIONS, case.rotated // 2)
     q_norm, k_norm = torch.rand(2, HEAD_DIM) + 0.5
     projection = HeadProjection(
@@ -80,28 +81,43 @@ def make_layer(kernels: KernelSet, case: Case, dtype: torch.dtype) -> DenseLayer
     )
 
 
+def make_layers(kernels: KernelSet, case: Case, dtype: torch.dtype) -> list[DenseLayer]:
+    """The first reads as many inputs as the case says; the others what the one before made."""
+    behind = case._replace(inputs=WIDTH)
+    cases = [case, *[behind] * (DEPTH - 1)]
+    return [make_layer(kernels, each, dtype, seed) for seed, each in enumerate(cases)]
+
+
+def make_norms() -> list[Tensor]:
+    torch.manual_seed(7)
+    return [torch.rand(WIDTH) + 0.5 for _ in range(DEPTH)]
+
+
 class Step(NamedTuple):
     x: Tensor
     residual: Tensor
-    next_norm: Tensor
-    tokens: LayerTokens
-    cache: LayerCache
+    places: list[tuple[LayerTokens, LayerCache]]
 
     def copy(self) -> Step:
-        cache = LayerCache(self.cache.k.clone(), self.cache.v.clone())
-        return self._replace(residual=self.residual.clone(), cache=cache)
+        def copied(tokens: LayerTokens, cache: LayerCache) -> tuple[LayerTokens, LayerCache]:
+            return tokens, LayerCache(cache.k.clone(), cache.v.clone())
+
+        places = [copied(*place) for place in self.places]
+        return self._replace(residual=self.residual.clone(), places=places)
 
     def row(self, index: int) -> Step:
         """One row of it alone."""
-        rows = self.tokens.rows
+        tokens, _ = self.places[0]
+        rows = tokens.rows
         own = slice(int(rows.cu_rows[index]), int(rows.cu_rows[index + 1]))
         alone = rows._replace(
             slots=rows.slots[index : index + 1],
             cu_rows=torch.tensor([0, own.stop - own.start], dtype=torch.int32),
             start=rows.start[index : index + 1],
         )
-        tokens = LayerTokens(self.tokens.positions[own], alone, self.tokens.kv_slots[own])
-        return self._replace(x=self.x[own], residual=self.residual[own], tokens=tokens)
+        of_row = LayerTokens(tokens.positions[own], alone, tokens.kv_slots[own])
+        places = [(of_row, cache) for _, cache in self.places]
+        return Step(self.x[own], self.residual[own], places)
 
 
 def make_step(kernels: KernelSet, case: Case, dtype: torch.dtype) -> Step:
@@ -114,39 +130,56 @@ def make_step(kernels: KernelSet, case: Case, dtype: torch.dtype) -> Step:
     bounds = torch.tensor([0, *torch.tensor(COUNTS).cumsum(0)], dtype=torch.int32)
     start = torch.tensor(STARTS, dtype=torch.int32)
     rows = AttentionRows(tables, torch.arange(len(COUNTS)), bounds, start, max(COUNTS))
+    tokens = LayerTokens(torch.cat(ranges), rows, torch.cat(places))
+    caches = [fill_cache(kernels, context, case.pages) for _ in range(DEPTH - 1)]
     return Step(
         x=torch.randn(sum(COUNTS), case.inputs).to(dtype),
         residual=torch.randn(sum(COUNTS), WIDTH).to(dtype),
-        next_norm=torch.rand(WIDTH) + 0.5,
-        tokens=LayerTokens(torch.cat(ranges), rows, torch.cat(places)),
-        cache=cache,
+        places=[(tokens, each) for each in (cache, *caches)],
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_has_the_bits_of_its_ops(native: KernelSet, name: str, dtype: torch.dtype) -> None:
-    case = CASES[name]
-    layer, one = make_layer(native, case, dtype), make_step(native, case, dtype)
+def test_have_the_bits_of_their_ops(native: KernelSet, name: str, dtype: torch.dtype) -> None:
+    case, norms = CASES[name], make_norms()
+    layers, one = make_layers(native, case, dtype), make_step(native, case, dtype)
     native.set_num_threads(2)
     by_op, together = one.copy(), one.copy()
-    expected = KernelSet.dense_layer(native, layer)(*by_op)
-    assert torch.equal(native.dense_layer(layer)(*together), expected)
+    expected = KernelSet.dense_layers(native, layers, norms)(*by_op)
+    assert torch.equal(native.dense_layers(layers, norms)(*together), expected)
     assert torch.equal(together.residual, by_op.residual)
-    for made, wanted in zip(together.cache.pages, by_op.cache.pages, strict=True):
-        assert torch.equal(made.view(torch.uint8), wanted.view(torch.uint8))
+    for (_, made), (_, wanted) in zip(together.places, by_op.places, strict=True):
+        for pages, others in zip(made.pages, wanted.pages, strict=True):
+            assert torch.equal(pages.view(torch.uint8), others.view(torch.uint8))
+
+
+def test_a_part_of_them_can_be_run_at_a_time(native: KernelSet) -> None:
+    case, dtype, norms = CASES["everything"], torch.bfloat16, make_norms()
+    step = make_step(native, case, dtype)
+    run = native.dense_layers(make_layers(native, case, dtype), norms)
+    at_once, parts = step.copy(), step.copy()
+    expected = run(*at_once)
+    for _ in range(2):  # what is known of a part is not taken for another
+        parts = step.copy()
+        x = run(parts.x, parts.residual, parts.places[:1])
+        x = run(x, parts.residual, parts.places[1:], 1)
+        assert torch.equal(x, expected)
+        assert torch.equal(parts.residual, at_once.residual)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_is_the_reference_up_to_rounding(
+def test_one_is_the_reference_up_to_rounding(
     native: KernelSet, reference: KernelSet, name: str
 ) -> None:
     case, dtype = CASES[name], torch.float32
-    made, expected = (
-        kernels.dense_layer(make_layer(kernels, case, dtype))(*make_step(kernels, case, dtype))
-        for kernels in (native, reference)
-    )
-    assert_close(made, expected)
+
+    def of_first(kernels: KernelSet) -> Tensor:  # by the second, values are rounded differently
+        x, residual, places = make_step(kernels, case, dtype)
+        run = kernels.dense_layers(make_layers(kernels, case, dtype), make_norms())
+        return run(x, residual, places[:1])
+
+    assert_close(of_first(native), of_first(reference))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -155,9 +188,9 @@ def test_a_row_does_not_depend_on_the_others(
     native: KernelSet, name: str, dtype: torch.dtype
 ) -> None:
     case = CASES[name]
-    run = native.dense_layer(make_layer(native, case, dtype))
+    run = native.dense_layers(make_layers(native, case, dtype), make_norms())
     step = make_step(native, case, dtype)
-    together, bounds = run(*step.copy()), step.tokens.rows.cu_rows
+    together, bounds = run(*step.copy()), step.places[0][0].rows.cu_rows
     for index in range(len(COUNTS)):
         native.set_num_threads(1 + index % 2)
         alone = run(*step.row(index).copy())
@@ -165,9 +198,11 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 def test_other_ops_are_called_one_by_one(native: KernelSet) -> None:
-    layer = make_layer(native, CASES["plain"], torch.float32)
+    layers, norms = make_layers(native, CASES["plain"], torch.float32), make_norms()
     for other in (
         replace(native, paged_attention=paged_attention_reference),
         replace(native, silu_and_mul=silu_and_mul_reference),
     ):
-        assert type(other.dense_layer(layer)) is not type(native.dense_layer(layer))
+        assert type(other.dense_layers(layers, norms)) is not type(
+            native.dense_layers(layers, norms)
+        )

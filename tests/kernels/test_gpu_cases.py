@@ -37,7 +37,7 @@ def test_every_op_of_a_step_is_timed() -> None:
     """But for what only happens when a model loads, and what no kernel for GPUs does."""
     loading = {"pack_linear", "pack_quantized", "pack_experts", "kv_cache_shape"}
     no_ops = {"name", "set_num_threads", "step", "compilations", "code", "products", "delta_chunk"}
-    no_ops |= {"synchronous", "affine", "latent", "multiply_heads", "route_sigmoid", "dense_layer"}
+    no_ops |= {"synchronous", "affine", "latent", "multiply_heads", "route_sigmoid", "dense_layers"}
     names = {field.name for field in (*fields(KernelSet), *fields(StepOps))}
     names |= {name for name, made in vars(KernelSet).items() if isfunction(made) and name[0] != "_"}
     assert names - loading - no_ops <= gpu_cases.OPS.keys()

@@ -1,4 +1,4 @@
-/* A decoder layer in one call: the ops of the other files, one after the other, on memory that is
+/* Decoder layers in one call: the ops of the other files, one after the other, on memory that is
  * kept between calls. Calls from the interpreter cost more than most of these ops. */
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
     packed_weight qkv, out, gate_up, down;
     const float *q_norm, *k_norm; /* both or neither */
-    const float *post_norm, *cos_sin, *sinks;
+    const float *post_norm, *next_norm, *cos_sin, *sinks;
     long q_heads, kv_heads, head_dim, rotary_dim, window;
     float head_eps, eps, scale;
     int dtype;
@@ -94,9 +94,9 @@ static void attend(const dense_layer *l, const layer_tokens *t, void *out, char 
                              l->dtype);
 }
 
-/* x [tokens, inputs of the heads]; residual and y [tokens, width of the model]. */
-void surestep_dense_layer(void *y, const void *x, void *residual, const float *next_norm,
-                          const dense_layer *l, const layer_tokens *t, const cache_pages *pages)
+/* x [tokens, inputs of the heads] may be y; residual and y [tokens, width of the model]. */
+static void run_layer(void *y, const void *x, void *residual, const dense_layer *l,
+                      const layer_tokens *t, const cache_pages *pages)
 {
     const long rows = t->tokens, attended = l->out.k, inner = l->down.k, width = l->down.n;
     const int dtype = l->dtype;
@@ -110,5 +110,12 @@ void surestep_dense_layer(void *y, const void *x, void *residual, const float *n
     multiply(up, y, &l->gate_up, rows, dtype);
     surestep_silu_and_mul(active, up, rows, inner, dtype);
     multiply(made, active, &l->down, rows, dtype);
-    surestep_rms_norm(y, made, residual, next_norm, l->eps, rows, width, dtype);
+    surestep_rms_norm(y, made, residual, l->next_norm, l->eps, rows, width, dtype);
+}
+
+void surestep_dense_layers(void *y, const void *x, void *residual, const dense_layer *layers,
+                           const layer_tokens *const *tokens, const cache_pages *pages, long count)
+{
+    for (long i = 0; i < count; i++)
+        run_layer(y, i ? y : x, residual, layers + i, tokens[i], pages + i);
 }

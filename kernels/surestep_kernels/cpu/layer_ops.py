@@ -1,9 +1,19 @@
-"""A dense layer in one C call, and the KernelSet that has it."""
+"""Dense layers in one C call, and the KernelSet that has it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from ctypes import CDLL, Structure, byref, c_float, c_int, c_long, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import (
+    CDLL,
+    Structure,
+    addressof,
+    byref,
+    c_float,
+    c_int,
+    c_long,
+    c_void_p,
+    sizeof,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +22,7 @@ import torch
 from torch import Tensor
 
 from surestep_kernels.kernel_set import KernelSet
-from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayer
+from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 
@@ -24,6 +34,9 @@ _PARTS = (
     *("rms_norm", "add_rms_norm", "linear", "silu_and_mul"),
     *("rotary", "store_kv", "paged_attention"),
 )
+
+
+_VECTORS = "q_norm", "k_norm", "post_norm", "next_norm", "cos_sin", "sinks"
 
 
 class _Weight(Structure):
@@ -42,7 +55,7 @@ class _Layer(Structure):
 
     _fields_ = (
         *((name, _Weight) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "post_norm", "cos_sin", "sinks")),
+        *((name, c_void_p) for name in _VECTORS),
         *((n, c_long) for n in ("q_heads", "kv_heads", "head_dim", "rotary_dim", "window")),
         *((name, c_float) for name in ("head_eps", "eps", "scale")),
         ("dtype", c_int),
@@ -61,57 +74,79 @@ class _Tokens(Structure):
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels(KernelSet):
-    """The C kernels; a dense layer of unmixed ops is one call."""
+    """The C kernels; dense layers of unmixed ops are one call."""
 
-    c_dense_layer: Callable[..., None] | None = None
+    c_dense_layers: Callable[..., None] | None = None
     ops: CpuOps | None = None  # of the same library
 
-    def dense_layer(self, layer: DenseLayer) -> RunDenseLayer:
+    def dense_layers(
+        self, layers: Sequence[DenseLayer], next_norms: Sequence[Tensor]
+    ) -> RunDenseLayers:
         """Return one call, unless an op has been exchanged for another one."""
-        ops, run = self.ops, self.c_dense_layer
+        ops, run = self.ops, self.c_dense_layers
         assert ops is not None
         assert run is not None
         if any(getattr(self, name) != getattr(ops, name) for name in _PARTS):
-            return KernelSet.dense_layer(self, layer)
-        return _OneCall(layer, run)
+            return KernelSet.dense_layers(self, layers, next_norms)
+        return _OneCall(layers, next_norms, run)
 
 
-def load_layer(library: Path) -> Callable[..., None]:
+def load_layers(library: Path) -> Callable[..., None]:
     """Return the C function of a library. Raises OSError."""
-    return bind(CDLL(str(library)), "dense_layer", [c_void_p] * 7)
+    return bind(CDLL(str(library)), "dense_layers", [*[c_void_p] * 6, c_long])
 
 
 class _OneCall:
-    """A layer whose addresses are looked up once; implements RunDenseLayer."""
+    """Layers whose addresses are looked up once; implements RunDenseLayers."""
 
-    def __init__(self, layer: DenseLayer, run: Callable[..., None]) -> None:
-        self._layer, self._run = layer, run  # keeps what the addresses point to
+    def __init__(
+        self,
+        layers: Sequence[DenseLayer],
+        next_norms: Sequence[Tensor],
+        run: Callable[..., None],
+    ) -> None:
+        self._layers = list(zip(layers, next_norms, strict=True))  # what addresses point to
+        self._run = run
         self._structures = dict[torch.dtype, Any]()
-        self._pages: tuple[object, Any] = (None, None)  # of the newest cache, by where it is
+        self._pages = dict[int, tuple[object, Any]]()  # by first layer, and by where they are
 
     def __call__(
-        self, x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
+        self,
+        x: Tensor,
+        residual: Tensor,
+        places: Sequence[tuple[LayerTokens, LayerCache]],
+        first: int = 0,
     ) -> Tensor:
-        dtype = x.dtype
+        dtype, (layer, _) = x.dtype, self._layers[first]
         assert x.is_contiguous()
         assert residual.is_contiguous()
-        assert x.shape == (residual.shape[0], self._layer.projection.packed.in_features)
-        assert residual.shape[1:] == next_norm.shape == (self._layer.down.out_features,)
-        assert next_norm.dtype is torch.float32
+        assert x.shape == (residual.shape[0], layer.projection.packed.in_features)
+        assert residual.shape[1] == layer.down.out_features
         assert dtype is residual.dtype
-        where = cache.k.data_ptr(), cache.v.data_ptr(), cache.k.dtype
-        known, pages = self._pages
-        if known != where or cache.scales is not None:
-            pages = byref(CachePages.of(cache, dtype))
-            self._pages = where, pages
         if dtype not in self._structures:
-            self._structures[dtype] = byref(_structure(self._layer, dtype))
-        if tokens.prepared is None:
-            tokens.prepared = byref(_tokens(tokens, cache.k.shape[2]))
+            self._structures[dtype] = _structures(self._layers, dtype)
+        assert first + len(places) <= len(self._layers)
+        layers = byref(self._structures[dtype], first * sizeof(_Layer))
+        tokens = (c_void_p * len(places))(*(_address(*place) for place in places))
+        pages = self._pages_of(first, [cache for _, cache in places], dtype)
         out = torch.empty_like(residual)
-        streams = out.data_ptr(), x.data_ptr(), residual.data_ptr(), next_norm.data_ptr()
-        self._run(*streams, self._structures[dtype], tokens.prepared, pages)
+        streams = out.data_ptr(), x.data_ptr(), residual.data_ptr()
+        self._run(*streams, layers, tokens, pages, len(places))
         return out
+
+    def _pages_of(self, first: int, caches: Sequence[LayerCache], dtype: torch.dtype) -> Any:
+        where = [(cache.k.data_ptr(), cache.v.data_ptr(), cache.k.dtype) for cache in caches]
+        known, pages = self._pages.get(first, (None, None))
+        if known != where or any(cache.scales is not None for cache in caches):
+            pages = (CachePages * len(caches))(*(CachePages.of(cache, dtype) for cache in caches))
+            self._pages[first] = where, pages
+        return pages
+
+
+def _address(tokens: LayerTokens, cache: LayerCache) -> int:
+    if tokens.prepared is None:
+        tokens.prepared = _tokens(tokens, cache.k.shape[2])
+    return addressof(tokens.prepared)
 
 
 def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
@@ -128,18 +163,24 @@ def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
     return _Tokens(*(part.data_ptr() for part in parts), *sizes)
 
 
-def _structure(layer: DenseLayer, dtype: torch.dtype) -> _Layer:
+def _structures(layers: Sequence[tuple[DenseLayer, Tensor]], dtype: torch.dtype) -> Any:
+    return (_Layer * len(layers))(*(_structure(*each, dtype) for each in layers))
+
+
+def _structure(layer: DenseLayer, next_norm: Tensor, dtype: torch.dtype) -> _Layer:
     projection = layer.projection
     assert projection.num_others == 0
     assert projection.cos_sin.is_contiguous()
     weights = projection.packed, layer.out, layer.gate_up, layer.down
-    norms = projection.q_norm, projection.k_norm, layer.post_norm, projection.cos_sin, layer.sinks
-    for vector in norms:
+    assert next_norm.shape == (layer.down.out_features,)
+    norms = projection.q_norm, projection.k_norm, layer.post_norm, next_norm
+    vectors = *norms, projection.cos_sin, layer.sinks
+    for vector in vectors:
         assert vector is None or vector.dtype is torch.float32
     sizes = projection.num_heads, projection.num_kv_heads, projection.head_dim
     return _Layer(
         *(_weight(each, dtype) for each in weights),
-        *(None if vector is None else vector.data_ptr() for vector in norms),
+        *(None if vector is None else vector.data_ptr() for vector in vectors),
         *sizes, projection.cos_sin.shape[1], layer.window,
         projection.eps, layer.eps, layer.scale, DTYPE_CODES[dtype],
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""A decoder layer of attention and a gated feed-forward block on one device, as one op."""
+"""Decoder layers of attention and a gated feed-forward block on one device, as one op."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,12 +40,17 @@ class LayerTokens:
     prepared: Any = None  # by the first layer, if its kernels have a form of their own
 
 
-class RunDenseLayer(Protocol):
-    """Run a layer on x [T, H], which is normalised; return [T, H], normalised with `next_norm`.
+class RunDenseLayers(Protocol):
+    """Run the layers from number `first` on, as many as there are `places`, on x [T, K].
 
-    The stream `residual` [T, H] is moved on in place.
+    x is normalised for the first of them. Returns [T, H], normalised with the norm behind the last.
+    The stream `residual` [T, H] is moved on in place. `places`: a layer's tokens, and its cache.
     """
 
     def __call__(
-        self, x: Tensor, residual: Tensor, next_norm: Tensor, tokens: LayerTokens, cache: LayerCache
+        self,
+        x: Tensor,
+        residual: Tensor,
+        places: Sequence[tuple[LayerTokens, LayerCache]],
+        first: int = 0,
     ) -> Tensor: ...

@@ -33,7 +33,7 @@ RANK = os.environ.get("SURESTEP_RANK", "0")
 PACE_S = float(os.environ.get("FAULT_PACE_S", "0"))
 FATAL_TOKEN = int(os.environ.get("FAULT_FATAL_TOKEN", "-1"))
 
-WITHIN_FORWARD = ("layer", "collective")
+WITHIN_FORWARD = ("layers", "collective")
 IN_FORWARD = threading.Event()  # the step thread is there
 
 Order = dict[str, Any]
@@ -176,7 +176,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.distributed.tensor_parallel": _methods(
         "TensorParallel", all_reduce="collective"
     ),
-    "surestep_worker.layers.decoder_layer": _methods("DecoderLayer", __call__="layer"),
+    "surestep_worker.layers.decoder_layer": _methods("LayerStack", __call__="layers"),
     "surestep_worker.models.decoder": _patch_decoder,
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),

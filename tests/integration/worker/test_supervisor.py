@@ -207,6 +207,21 @@ async def test_a_standby_takes_over(paired: Supervised) -> None:
     assert third.standby_pid != second.rank_pid
 
 
+async def test_a_standby_prepares_with_low_priority_and_serves_with_none(
+    paired: Supervised, stacks: Path
+) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    numbers = first.rank_pid, first.standby_pid
+    prepared = [int(stacks.with_name(f"stacks.nice.{pid}").read_text()) for pid in numbers]
+    own = os.nice(0)
+    assert prepared == [own, own + 10]
+    os.kill(first.rank_pid, signal.SIGKILL)
+    second = await paired.ready(restarts=1)
+    assert second.rank_pid == first.standby_pid
+    threads = Path(f"/proc/{second.rank_pid}/task").iterdir()
+    assert {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in threads} == {own}
+
+
 async def test_a_standby_that_dies_is_replaced(paired: Supervised) -> None:
     first = await paired.until(lambda now: now.standby_pid)
     os.kill(first.standby_pid, signal.SIGKILL)

@@ -4,7 +4,8 @@ Usage, by a supervisor: python rank.py STACKS_FILE [LOADING]
 
 LOADING says how it loads: "fills" its weights (the default), "crashes" while it does, or "dozes".
 A file with the name of STACKS_FILE and ".refuse" makes it fail, whatever it has: it holds the name
-of an error and a reason. A step does what the plan's only block id stands for. SIGUSR2 blocks the
+of an error and a reason. It prepares with the priority that it writes into another one, with
+".nice." and its number behind the name. A step does what the plan's only block id stands for. SIGUSR2 blocks the
 event loop.
 """
 
@@ -28,6 +29,7 @@ from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.process.child import is_spare
 from surestep_worker.process.rank import Build, run
 
 MEMO = b"measured"
@@ -107,12 +109,14 @@ def build_as(loading: str, orders: Path) -> Build:
 
 
 if __name__ == "__main__":
+    spare = is_spare(sys.argv)
     loading = sys.argv[2] if len(sys.argv) > 2 else "fills"
 
     def preload(settings: WorkerSettings) -> Build:
+        Path(f"{sys.argv[1]}.nice.{os.getpid()}").write_text(str(os.nice(0)))  # of this thread
         stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
-        signal.signal(signal.SIGUSR2, lambda *_: time.sleep(LONG_S))
         return build_as(loading, Path(sys.argv[1] + ".refuse"))
 
-    run(WorkerSettings.load([]), preload)
+    signal.signal(signal.SIGUSR2, lambda *_: time.sleep(LONG_S))
+    run(WorkerSettings.load([]), preload, spare=spare)

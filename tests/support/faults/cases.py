@@ -187,7 +187,7 @@ FAULTS = (
         causes=_HANG,
     ),
     Fault(
-        *("kernel-never-ends", _order("layer", "compute", s=FOREVER_S), rank_replaced, 30),
+        *("kernel-never-ends", _order("layers", "compute", s=FOREVER_S), rank_replaced, 30),
         setups=("none-tp1", "glm-tp2"),
         causes=_STUCK,
     ),

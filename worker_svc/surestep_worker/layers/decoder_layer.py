@@ -1,10 +1,11 @@
-"""A pre-norm decoder layer around any mixer and feed-forward block."""
+"""Pre-norm decoder layers around any mixer and feed-forward block, and stacks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from surestep_kernels.mixers.dense_layer import RunDenseLayer
+from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
+from surestep_kernels.mixers.kv_cache import LayerCache
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
@@ -31,25 +32,65 @@ class DecoderLayer:
         self._mlp = mlp
         self.input_norm = take_norm(context, f"{to}input_norm")  # of what it reads
         self._post_norm = take_norm(context, f"{to}post_norm")
-        self._dense = self._ready(context)
+        self.dense = self._as_one_op(context)
 
-    def _ready(self, context: LayerContext[ModelConfig]) -> RunDenseLayer | None:
-        """The whole layer as one op, if no rank waits for another inside it."""
+    def _as_one_op(self, context: LayerContext[ModelConfig]) -> DenseLayer | None:
+        """The whole layer, if no rank waits for another inside it."""
         mixer, mlp = self._mixer, self._mlp
         if not (isinstance(mixer, Attention) and isinstance(mlp, GatedMlp)):
             return None
-        dense = mixer.with_mlp(mlp, self._post_norm, context)
-        if dense is None or context.shard.tp.size > 1:
+        if context.shard.tp.size > 1:
             return None
-        return context.kernels.dense_layer(dense)
+        return mixer.with_mlp(mlp, self._post_norm, context)
+
+    def pages(self, batch: StepBatch, caches: Caches) -> tuple[LayerTokens, LayerCache]:
+        """Return the tokens of a step as a `dense` layer sees them, and its cache."""
+        assert isinstance(self._mixer, Attention)
+        return self._mixer.pages(batch, caches)
 
     def __call__(
         self, x: Tensor, residual: Residual, next_norm: Tensor, batch: StepBatch, caches: Caches
     ) -> Tensor:
         """[T, H] -> [T, H], both normalised, the latter with the weight that follows the layer."""
-        if self._dense is not None:
-            assert isinstance(self._mixer, Attention)
-            tokens, cache = self._mixer.pages(batch, caches)
-            return self._dense(x, residual.hidden, next_norm, tokens, cache)
         x = residual.add(self._mixer(x, batch, caches), self._post_norm)
         return residual.add(self._mlp(x), next_norm)
+
+
+class LayerStack:
+    """Consecutive layers on one rank, run together where kernels have them as one op."""
+
+    def __init__(
+        self, context: LayerContext[ModelConfig], layers: Sequence[DecoderLayer], norm: Tensor
+    ) -> None:
+        """`norm` is the weight of the norm behind the last layer."""
+        self._layers = layers
+        self.input_norm = layers[0].input_norm
+        self._next_norms = [*(layer.input_norm for layer in layers[1:]), norm]
+        self._together = self._as_one_op(context)
+
+    def _as_one_op(self, context: LayerContext[ModelConfig]) -> RunDenseLayers | None:
+        dense = [layer.dense for layer in self._layers if layer.dense is not None]
+        if len(dense) < len(self._layers):
+            return None
+        return context.kernels.dense_layers(dense, self._next_norms)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Residual,
+        batch: StepBatch,
+        caches: Caches,
+        which: range | None = None,
+    ) -> Tensor:
+        """[T, H] -> [T, H], both normalised: what the first of the layers reads, and what is read
+        behind the last of them."""
+        which = range(len(self)) if which is None else which
+        if self._together is not None and which:
+            places = [self._layers[i].pages(batch, caches) for i in which]
+            return self._together(x, residual.hidden, places, which.start)
+        for i in which:
+            x = self._layers[i](x, residual, self._next_norms[i], batch, caches)
+        return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from surestep_worker.configs.model_config import (
 from surestep_worker.layers.attention import Attention, sliding_attention
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer, Mixer
+from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack, Mixer
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
 from surestep_worker.layers.latent_attention import LatentAttention
@@ -50,12 +50,12 @@ class Decoder:
         self.config = config
         self._tp, self._kernels = context.shard.tp, context.kernels
         self.vocabulary = Vocabulary(context)
-        self._layers = [
+        layers = [
             _layer(f"{i}.", context, kind, feed_forward, cache_layer=_cache_layer(config, i))
             for i, kind in enumerate(config.layer_types)
         ]
         norm = take_norm(context, "norm")
-        self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
+        self._layers = LayerStack(context, layers, norm)
         self.hidden_bound = output_bound(norm)
         self.has_head = self.vocabulary.has_head
         self._windows = [config.window_of(kind) for kind in config.layer_types if kind in PAGED]
@@ -94,22 +94,15 @@ class Decoder:
         wanted = head.captured_layers if head is not None else ()
         hidden = self.vocabulary.embed(batch.token_ids)
         residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
-        for depth, state in enumerate(self._states(residual, batch, caches)):
-            x = state
-            if depth in wanted:
+        x, done = residual.normed(self._layers.input_norm), 0
+        for depth in (*wanted, len(self._layers)):
+            x = self._layers(x, residual, batch, caches, range(done, depth))
+            done = depth
+            if len(captured) < len(wanted):
                 captured.append(residual.hidden.clone())
         if head is not None:
             caches.kv.hidden[batch.groups[0].kv_slots] = head.keep(x, captured)
         return x
-
-    def _states(self, residual: Residual, batch: StepBatch, caches: Caches) -> Iterator[Tensor]:
-        """Yield the normed stream [T, H] after 0, 1, ... layers; each moves `residual` on."""
-        first, *norms = self._input_norms
-        x = residual.normed(first)
-        yield x
-        for layer, norm in zip(self._layers, norms, strict=True):
-            x = layer(x, residual, norm, batch, caches)
-            yield x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""

@@ -22,7 +22,7 @@ from surestep_worker.configs.model_config import SLIDING_ATTENTION
 from surestep_worker.layers.attention import Attention, attention_table
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer
+from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
 from surestep_worker.layers.embedding import Embedding, OutputHead, OutputRows, Vocabulary
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
 from surestep_worker.layers.mlp import GatedMlp, mlp_table
@@ -120,12 +120,12 @@ class Eagle3Head:
         self._fc_norms = _take_fc_norms(context, config)
         self._fc = take_linear(weights, "fc", context.kernels)
         self._hidden_norm = take_norm(context, "0.hidden_norm")
-        self._layers = [
+        layers = [
             _layer(f"{i}.", context, kind, first_cache_layer + i)
             for i, kind in enumerate(decoder.layer_types)
         ]
         self._norm = take_norm(context, "norm")
-        self._next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        self._layers = LayerStack(context, layers, self._norm)
         self._embed, self._logits = vocabulary.embed, vocabulary.logits
         if "embedding" in weights:
             self._embed = Embedding(context)
@@ -151,13 +151,12 @@ class Eagle3Head:
     def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
         """Return what the head adds up [T, H], before its last norm unless it is to be normed."""
         ops, eps, layers = self._ops, self._eps, self._layers
-        embedded = ops.rms_norm(self._embed(batch.token_ids), layers[0].input_norm, eps)
+        embedded = ops.rms_norm(self._embed(batch.token_ids), layers.input_norm, eps)
         read = ops.rms_norm(hidden, self._hidden_norm, eps)
         x = torch.cat((embedded, read), dim=1)
         begins = read if self._config.norm_before_residual else hidden
         residual = Residual(begins, ops, self._tp, eps)
-        for layer, next_norm in zip(layers, self._next_norms, strict=True):
-            x = layer(x, residual, next_norm, batch, caches)
+        x = layers(x, residual, batch, caches)
         return x if self._config.norm_output else residual.hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer
+from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
 from surestep_worker.layers.embedding import Embedding, OutputHead, Vocabulary
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_norm
@@ -45,14 +45,14 @@ class MtpHead:
         if PREFIX + "lm_head" in weights:
             self._logits = OutputHead(context, config.vocab_size, name=PREFIX + "lm_head")
         self._blind_at_first = config.mtp_blind_at_first
-        self._layer = layer
         self._ops = context.kernels
         self._tp = context.shard.tp
         self._eps = config.rms_norm_eps
         self._fc = take_linear(weights, PREFIX + "fc", context.kernels)
         self._norm_embedding = take_norm(context, PREFIX + "norm_embedding")
         self._norm_hidden = take_norm(context, PREFIX + "norm_hidden")
-        self._norm = take_norm(context, PREFIX + "norm")
+        norm = take_norm(context, PREFIX + "norm")
+        self._layer = LayerStack(context, [layer], norm)
 
     def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
         """Return the model's normed hidden states, as they are."""
@@ -69,7 +69,7 @@ class MtpHead:
         joined = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
         residual = Residual(joined, ops, self._tp, self._eps)
         x = residual.normed(self._layer.input_norm)
-        return self._layer(x, residual, self._norm, batch, caches)
+        return self._layer(x, residual, batch, caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits f32[N, V] of tokens as the model knows them."""

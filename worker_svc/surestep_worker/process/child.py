@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 START_RANK = "--start-rank"
-SPARE = "SURESTEP_SPARE"  # in the environment of a standby that is started while there is a rank
+SPARE = "--spare"  # of a standby that is started while there is a rank
 
 
 class Started(NamedTuple):
@@ -57,6 +57,14 @@ def start_early(arguments: list[str]) -> Started | None:
         return start(rank_command(), None)
     except OSError:
         return None  # the supervisor tries again, and tells
+
+
+def is_spare(arguments: list[str]) -> bool:
+    """Whether these arguments are of a spare standby; the one that says so is removed."""
+    if SPARE not in arguments:
+        return False
+    arguments.remove(SPARE)
+    return True
 
 
 class Child:

@@ -33,7 +33,7 @@ from surestep_worker.host.host_memory import memory_errors
 from surestep_worker.host.torch_import import import_torch
 
 from . import control
-from .child import SPARE
+from .child import is_spare
 from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
 
@@ -178,10 +178,11 @@ class Rank:
             self._ended.set()
 
 
-def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
+def run(
+    settings: WorkerSettings, preload: Callable[[WorkerSettings], Build], *, spare: bool
+) -> int:
     """Run a standby prepared by `preload`, then the rank it is activated as. Returns an exit
     status."""
-    spare = os.environ.pop(SPARE, "") == "1"
     die_with_parent()
     prefer_as_victim(_VICTIM_AS_STANDBY)
     dump_stacks_on_signal(and_end=True)
@@ -230,9 +231,10 @@ def _preload(settings: WorkerSettings) -> Build:
 
 def main() -> int:
     """Run as `python -m surestep_worker.process.rank`, which a supervisor starts."""
+    spare = is_spare(sys.argv)
     settings = WorkerSettings.load()
     access.use(settings)
-    return run(settings, _preload)
+    return run(settings, _preload, spare=spare)
 
 
 if __name__ == "__main__":

@@ -79,10 +79,10 @@ class RankProcess:
     ) -> RankProcess:
         """Start a standby; its settings are passed in the environment. A `spare` one leaves the
         cores to the rank that there is."""
-        environ = child_environ(settings.environ() | ({SPARE: "1"} if spare else {}))
+        environ = child_environ(settings.environ())
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
-        return cls(start(command, environ))
+        return cls(start([*command, SPARE] if spare else command, environ))
 
     @property
     def pid(self) -> int:
