@@ -54,7 +54,7 @@ def test_sizes_without_room_are_not_measured(tmp_path: Path) -> None:
 def test_a_trained_head_passes_the_check_and_a_random_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "_BUDGET_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr(profile, "_CHECK_S", 60.0)  # the machine may be busy
     trained = check_drafter(built(TRAINED, "mtp", 1).runner)
     assert trained.accepted > 0.2 * trained.drafts > 0
     random = check_drafter(built(make_tiny_hybrid(tmp_path), "mtp", 1).runner)

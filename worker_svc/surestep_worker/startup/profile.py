@@ -23,7 +23,8 @@ from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
-_BUDGET_S = 0.6  # for the costs, and again for the check: a rank should be back in seconds
+_CHECK_S = 0.6  # most that the check may take: a rank should be back in seconds
+_COSTS_S = 0.25  # and the costs, which the scheduler corrects by the steps that it sees
 _REPEATS = 3
 _CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
@@ -81,7 +82,7 @@ class Sample(NamedTuple):
 def measure_costs(runner: Runner) -> pb.StepCosts:
     """Return the costs of steps with few and many rows; empty if the sizes leave no room to
     measure."""
-    profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
+    profiler, costs = _Profiler(runner.with_own_epochs(), _COSTS_S), pb.StepCosts()
     points = dict[int, float]()
     num_rows, needed_s = 1, 0.0
     while num_rows <= profiler.max_rows and profiler.has_time(needed_s):
@@ -105,13 +106,13 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
 
 def output_is_finite(runner: Runner) -> bool:
     """Return whether the logits, or vectors, of a few short texts are finite on rank 0."""
-    result = _Profiler(runner.with_own_epochs()).read_prompts()
+    result = _Profiler(runner.with_own_epochs(), _CHECK_S).read_prompts()
     return all(status == pb.OK for status in result.status)
 
 
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; others give Check(0, 0, 0)."""
-    profiler = _Profiler(runner.with_own_epochs())
+    profiler = _Profiler(runner.with_own_epochs(), _CHECK_S)
     if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0, 0)
     rows, check = min(_CHECK_ROWS, profiler.max_rows), Check(0, 0, 0)
@@ -132,6 +133,7 @@ class _Profiler:
     """Steps slots 0, 1, .., each with its own block table, without a scheduler."""
 
     runner: Runner  # not shared
+    budget_s: float  # most that steps may take
     _slots: list[int] = field(init=False, default_factory=list)
     _step: int = field(init=False, default=0)
     _epoch: int = field(init=False, default=0)
@@ -168,7 +170,7 @@ class _Profiler:
 
     def has_time(self, needed_s: float = 0.0) -> bool:
         """Return whether there are so many seconds left, by the clock of rank 0."""
-        left = torch.tensor([int(self.spent_s + needed_s < _BUDGET_S)])
+        left = torch.tensor([int(self.spent_s + needed_s < self.budget_s)])
         return bool(self.context.tp.broadcast(left).item())
 
     def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
