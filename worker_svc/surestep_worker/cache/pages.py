@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +12,11 @@ from torch import Tensor
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Return zeros, on the CPU as untouched pages of the system, which are free until used.
 
-    Filling gigabytes would be the largest part of a worker's recovery.
+    Filling gigabytes would be the largest part of a worker's recovery. An allocator of C would do
+    that: what it takes for one of some threads it clears, up to 32 MB.
     """
     if device != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
