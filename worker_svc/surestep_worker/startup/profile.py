@@ -25,7 +25,7 @@ from surestep_worker.step.runner import Runner
 
 _CHECK_S = 0.6  # most that the check may take: a rank should be back in seconds
 _COSTS_S = 0.25  # and the costs, which the scheduler corrects by the steps that it sees
-_REPEATS = 3
+_REPEATS = 2
 _CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts on which the drafter is checked
