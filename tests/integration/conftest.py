@@ -23,6 +23,14 @@ from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
 
 
 @pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a dense model. Read only."""
+    folder = tmp_path_factory.mktemp("dense")
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """What every request answers alone without speculation. Read only."""
     return ParityBench(tmp_path_factory.mktemp("parity"))

@@ -158,7 +158,7 @@ def test_a_part_of_them_can_be_run_at_a_time(native: KernelSet) -> None:
     case, dtype, norms = CASES["everything"], torch.bfloat16, make_norms()
     step = make_step(native, case, dtype)
     run = native.dense_layers(make_layers(native, case, dtype), norms)
-    at_once, parts = step.copy(), step.copy()
+    at_once = step.copy()
     expected = run(*at_once)
     for _ in range(2):  # what is known of a part is not taken for another
         parts = step.copy()

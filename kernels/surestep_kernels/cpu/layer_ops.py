@@ -34,8 +34,6 @@ _PARTS = (
     *("rms_norm", "add_rms_norm", "linear", "silu_and_mul"),
     *("rotary", "store_kv", "paged_attention"),
 )
-
-
 _VECTORS = "q_norm", "k_norm", "post_norm", "next_norm", "cos_sin", "sinks"
 
 
@@ -173,8 +171,8 @@ def _structure(layer: DenseLayer, next_norm: Tensor, dtype: torch.dtype) -> _Lay
     assert projection.cos_sin.is_contiguous()
     weights = projection.packed, layer.out, layer.gate_up, layer.down
     assert next_norm.shape == (layer.down.out_features,)
-    norms = projection.q_norm, projection.k_norm, layer.post_norm, next_norm
-    vectors = *norms, projection.cos_sin, layer.sinks
+    of_heads = projection.q_norm, projection.k_norm
+    vectors = *of_heads, layer.post_norm, next_norm, projection.cos_sin, layer.sinks
     for vector in vectors:
         assert vector is None or vector.dtype is torch.float32
     sizes = projection.num_heads, projection.num_kv_heads, projection.head_dim

@@ -180,8 +180,6 @@ INLINE float max_lanes(f8 x)
     return m;
 }
 
-/* e^x to about 1 ulp (range reduction by ln 2 in two parts, then the Cephes polynomial).
- * 0 below -87, NaN for NaN; x above 88 counts as 88. */
 /* e^x by Cephes' expf, of which vectors of any width have the same bits: x = n ln 2 + r. */
 #define EXP_REMAINDER(x, n, fma, splat) \
     fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x))
@@ -193,6 +191,8 @@ INLINE float max_lanes(f8 x)
              r, splat(5.0000001201e-1f)), \
          r * r, r) + 1.0f)
 
+/* e^x to about 1 ulp (range reduction by ln 2 in two parts, then the Cephes polynomial).
+ * 0 below -87, NaN for NaN; x above 88 counts as 88. */
 INLINE f8 exp8(f8 x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */

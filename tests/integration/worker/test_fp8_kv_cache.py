@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.parity.bench import (
-    make_gpt_oss,
-    make_model,
-    total,
-)
+from support.parity.bench import make_gpt_oss, total
 from support.parity.latent_models import make_glm_dsa
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
@@ -21,13 +17,6 @@ from surestep_kernels.mixers.kv_cache import FP8
 SETTINGS = {"kv_cache_dtype": "fp8_e4m3"}
 RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), SETTINGS)
 build, answers = RANK.build, RANK.answers
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense")
-    make_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

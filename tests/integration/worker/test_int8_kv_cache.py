@@ -6,19 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.parity.bench import make_model
 from support.parity.latent_models import make_glm_dsa
 from support.parity.rank_trial import RankTrial, short_requests
 from surestep_common.errors import InvalidRequest
 
 RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), {"kv_cache_dtype": "int8"})
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense")
-    make_model(folder)
-    return folder
 
 
 def test_the_same_memory_holds_more_blocks(dense: Path) -> None:

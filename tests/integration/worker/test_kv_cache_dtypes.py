@@ -14,7 +14,6 @@ from support.parity.bench import (
     Conditions,
     make_gpt_oss,
     make_hybrid,
-    make_model,
     serve,
     step_of,
     total,
@@ -43,13 +42,6 @@ KINDS = {
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense")
-    make_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.quantize import quantize, round_plain
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.parity.bench import CALM, Conditions, make_model, total
+from support.parity.bench import CALM, Conditions, total
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
@@ -81,12 +81,6 @@ def test_two_ranks_equal_one(folder: Path, case: str) -> None:
 
 
 RANK = RankTrial(short_requests(5, (0.0, 0.0, 0.7)), {})
-
-
-@pytest.fixture(scope="module")
-def dense(folder: Path) -> Path:
-    make_model(folder / "dense")
-    return folder / "dense"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ Usage, by a supervisor: python rank.py STACKS_FILE [LOADING]
 
 LOADING says how it loads: "fills" its weights (the default), "crashes" while it does, or "dozes".
 A file with the name of STACKS_FILE and ".refuse" makes it fail, whatever it has: it holds the name
-of an error and a reason. It prepares with the priority that it writes into another one, with
-".nice." and its number behind the name. A step does what the plan's only block id stands for. SIGUSR2 blocks the
-event loop.
+of an error and a reason. Into one with ".nice." and its process id it writes the priority with which
+it prepares. A step does what the plan's only block id stands for. SIGUSR2 blocks the event loop.
 """
 
 from __future__ import annotations

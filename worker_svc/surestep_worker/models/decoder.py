@@ -95,11 +95,11 @@ class Decoder:
         hidden = self.vocabulary.embed(batch.token_ids)
         residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
         x, done = residual.normed(self._layers.input_norm), 0
-        for depth in (*wanted, len(self._layers)):
+        for depth in wanted:
             x = self._layers(x, residual, batch, caches, range(done, depth))
+            captured.append(residual.hidden.clone())
             done = depth
-            if len(captured) < len(wanted):
-                captured.append(residual.hidden.clone())
+        x = self._layers(x, residual, batch, caches, range(done, len(self._layers)))
         if head is not None:
             caches.kv.hidden[batch.groups[0].kv_slots] = head.keep(x, captured)
         return x
