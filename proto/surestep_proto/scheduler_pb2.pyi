@@ -35,7 +35,7 @@ RECOVERING: EngineState
 DRAINING: EngineState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved", "want_drafted")
+    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved", "want_drafted", "delivery")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     WANT_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -66,7 +67,30 @@ class GenerateRequest(_message.Message):
     ignore_eos: bool
     resolved: ResolvedParams
     want_drafted: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ...) -> None: ...
+    delivery: Delivery
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("stream_id", "call")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    call: int
+    def __init__(self, stream_id: _Optional[str] = ..., call: _Optional[int] = ...) -> None: ...
+
+class DeliverRequest(_message.Message):
+    __slots__ = ("stream_id",)
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    def __init__(self, stream_id: _Optional[str] = ...) -> None: ...
+
+class ChunkBatch(_message.Message):
+    __slots__ = ("calls", "chunks")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedScalarFieldContainer[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[GenerateChunk]
+    def __init__(self, calls: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[GenerateChunk, _Mapping]]] = ...) -> None: ...
 
 class ResolvedParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "presence_penalty", "frequency_penalty")

@@ -39,6 +39,11 @@ class SchedulerStub:
                 request_serializer=surestep__proto_dot_scheduler__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_scheduler__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Deliver = channel.unary_stream(
+                '/surestep.v1.Scheduler/Deliver',
+                request_serializer=surestep__proto_dot_scheduler__pb2.DeliverRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.ChunkBatch.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/surestep.v1.Scheduler/Info',
                 request_serializer=surestep__proto_dot_scheduler__pb2.SchedulerInfoRequest.SerializeToString,
@@ -69,6 +74,14 @@ class SchedulerServicer:
         RESOURCE_EXHAUSTED (queue full; trailing metadata `retry-after` in seconds), UNAVAILABLE
         (no worker, draining), DEADLINE_EXCEEDED, DATA_LOSS (the model's logits were not finite),
         FAILED_PRECONDITION (the request was begun with another model).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Deliver(self, request, context):
+        """Chunks of all calls of Generate that name this stream, in one message per step. The first message is empty: from
+        then on calls may name it. When it breaks, chunks may be lost with it, and those calls are of no more use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +122,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=surestep__proto_dot_scheduler__pb2.GenerateRequest.FromString,
                     response_serializer=surestep__proto_dot_scheduler__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Deliver': grpc.unary_stream_rpc_method_handler(
+                    servicer.Deliver,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.DeliverRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.ChunkBatch.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -158,6 +176,33 @@ class Scheduler:
             '/surestep.v1.Scheduler/Generate',
             surestep__proto_dot_scheduler__pb2.GenerateRequest.SerializeToString,
             surestep__proto_dot_scheduler__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Deliver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/surestep.v1.Scheduler/Deliver',
+            surestep__proto_dot_scheduler__pb2.DeliverRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.ChunkBatch.FromString,
             options,
             channel_credentials,
             insecure,

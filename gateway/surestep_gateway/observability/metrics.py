@@ -29,7 +29,7 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_LOOK_S = 0.02  # between two looks at the event loop
+_LOOK_S = 0.05  # between two looks at the event loop
 _WINDOW_S = 60.0
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)

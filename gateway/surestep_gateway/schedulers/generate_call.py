@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
@@ -16,62 +17,96 @@ if TYPE_CHECKING:
 
 _Stream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateChunk]"
 
+_MOST_CHUNKS = 64  # unread, until those that come are merged: a client that hardly reads costs ids
+
 
 class GenerateCall:
-    """One call of Generate, made by `SchedulerClient.generate`."""
+    """One call of Generate, made by `SchedulerClient.generate`.
 
-    def __init__(self, scheduler: SchedulerClient, stream: _Stream, number: int) -> None:
+    Its chunks come by `put`: from its own stream, or from the one that the scheduler sends the
+    chunks of all calls on. What ends it comes by `fail`.
+    """
+
+    def __init__(
+        self, scheduler: SchedulerClient, stream: _Stream, number: int, *, delivered: bool
+    ) -> None:
+        """`delivered`: its chunks come by the scheduler's stream for all calls."""
         self._scheduler = scheduler
         self._stream = stream
         self.number = number
+        self.delivered = delivered
         self.has_tokens = False
         self.lost_alone = False  # no other call without tokens was open when this one was lost
-        self._given_up = False
+        self._chunks: deque[pb.GenerateChunk] = deque()  # that were not read yet
+        self._error: Exception | None = None  # what ended it, behind these
         self._clock = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # while it is being read
-        self._late = False
+        self._following = self._clock.create_task(self._follow())
 
     async def read(self, due: float) -> pb.GenerateChunk:
         """Return the next chunk. Raise the scheduler's error, ConnectionLost, or TimeoutError at
         `due`, by the event loop's clock; the call is then over.
         """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._failure(self._error)
+            await self._wait(due)
+        return self._chunks.popleft()
+
+    async def _wait(self, due: float) -> None:
         self._due = due
         # The timer is set anew when it rings, not with every token: that would cost more than they.
         if self._timer is None or due < self._timer.when():
             self._set_timer(due)
+        self._waiting = self._clock.create_future()
         try:
-            chunk = await self._read()
-        except (ConnectionLost, InternalError) as error:
-            if isinstance(error, ConnectionLost):
-                self.lost_alone = self._scheduler.is_lost_alone(self)
-            self._scheduler.breaker.failed(self.number, time.monotonic())
-            raise
+            await self._waiting
         finally:
             self._due = None
-        self._scheduler.heard()
+
+    def _failure(self, error: Exception) -> Exception:
+        if isinstance(error, ConnectionLost):
+            self.lost_alone = self._scheduler.is_lost_alone(self)
+        if isinstance(error, ConnectionLost | InternalError):
+            self._scheduler.breaker.failed(self.number, time.monotonic())
+        return error
+
+    def put(self, chunk: pb.GenerateChunk) -> None:
+        """Take in a chunk."""
         if chunk.token_ids or chunk.pooled:
             self.has_tokens = True
             self._scheduler.breaker.worked(self.number)
-        return chunk
+        if len(self._chunks) < _MOST_CHUNKS:
+            self._chunks.append(chunk)
+        else:
+            _append(self._chunks[-1], chunk)
+        self._wake()
 
-    async def _read(self) -> pb.GenerateChunk:
+    def fail(self, error: Exception) -> None:
+        """End the call; `read` raises the error when it has returned every chunk."""
+        self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _follow(self) -> None:
+        """Read the call's own stream to its end. It has no chunks if they are delivered."""
         try:
-            chunk = await self._stream.read()
+            async for chunk in self._stream:
+                self._scheduler.heard()
+                self.put(chunk)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            if self._late:
-                raise TimeoutError from None
-            if not self._given_up:
-                raise
-            raise ConnectionLost("the scheduler does not answer") from None
-        if not isinstance(chunk, pb.GenerateChunk):  # end of the stream
-            raise ConnectionLost("the scheduler ended the stream early")
-        return chunk
+            self.fail(from_rpc_error(error))
+        except asyncio.CancelledError:  # the channel is closed, if not the call
+            self.fail(ConnectionLost("the call was cancelled"))
+            raise
+        else:
+            if not self.delivered:  # if they are, the last one may still be on its way
+                self.fail(ConnectionLost("the scheduler ended the stream early"))
 
     def _set_timer(self, due: float) -> None:
         if self._timer is not None:
@@ -85,17 +120,20 @@ class GenerateCall:
         if self._clock.time() < self._due:
             self._set_timer(self._due)
             return
-        self._late = True
-        self._stream.cancel()
-
-    def give_up(self) -> None:
-        """Cancel the call, so that `read` raises ConnectionLost."""
-        self._given_up = True
-        self._stream.cancel()
+        self.fail(TimeoutError())
 
     def close(self) -> None:
         """Abort the request unless it is over."""
         if self._timer is not None:
             self._timer.cancel()
+        self._following.cancel()
         self._stream.cancel()
         self._scheduler.breaker.ended(self.number)
+
+
+def _append(chunk: pb.GenerateChunk, later: pb.GenerateChunk) -> None:
+    """Append the tokens of the next chunk of a call, and all that it says."""
+    first_row, num_rows = len(chunk.token_ids), len(chunk.logprobs.row)
+    chunk.MergeFrom(later)
+    for place in range(num_rows, len(chunk.logprobs.row)):
+        chunk.logprobs.row[place] += first_row

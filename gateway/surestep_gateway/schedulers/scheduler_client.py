@@ -22,6 +22,7 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 
 from .circuit_breaker import CircuitBreaker
+from .delivery import DeliveryStream
 from .generate_call import GenerateCall
 from .history import History
 
@@ -60,12 +61,13 @@ class SchedulerClient:
         self.stats = pb.SchedulerStats()  # of its last reply
         self.history = History()
         self._on_change = on_change
-        self._calls: set[GenerateCall] = set()
+        self._calls: dict[int, GenerateCall] = {}  # open ones by number
         self._others = 0  # requests it had, besides ours, when it was asked last
         self._missed = 0  # probes without an answer, in a row
         self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        self._delivery = DeliveryStream(self._stub, self._deliver, self._lose_delivered)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
 
@@ -74,6 +76,7 @@ class SchedulerClient:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._probe())
+            tasks.create_task(self._delivery.run())
 
     async def close(self) -> None:
         """Close the channel, which cancels open calls."""
@@ -178,8 +181,8 @@ class SchedulerClient:
             self.address,
             len(self._calls),
         )
-        for call in self._calls:
-            call.give_up()
+        for call in self._calls.values():
+            call.fail(ConnectionLost("the scheduler does not answer"))
 
     def heard(self) -> None:
         """Record that the scheduler has sent something."""
@@ -195,21 +198,37 @@ class SchedulerClient:
     ) -> Iterator[GenerateCall]:
         """Open a call of Generate; leaving the block aborts it unless it is over."""
         number = self.breaker.begin(time.monotonic())
+        delivery = self._delivery.of(number)
+        if delivery is not None:
+            request.delivery.CopyFrom(delivery)
         stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        call = GenerateCall(self, stream, number)
-        self._calls.add(call)
+        call = GenerateCall(self, stream, number, delivered=delivery is not None)
+        self._calls[number] = call
         try:
             yield call
         finally:
-            self._calls.discard(call)
+            del self._calls[number]
             call.close()
             self._on_change()  # a half-open breaker may admit the next
+
+    def _deliver(self, batch: pb.ChunkBatch) -> None:
+        """Hand the chunks of a step to their calls; some may have been closed meanwhile."""
+        self.heard()
+        for number, chunk in zip(batch.calls, batch.chunks, strict=True):
+            call = self._calls.get(number)
+            if call is not None:
+                call.put(chunk)
+
+    def _lose_delivered(self, error: ConnectionLost) -> None:
+        for call in self._calls.values():
+            if call.delivered:
+                call.fail(error)
 
     def is_lost_alone(self, lost: GenerateCall) -> bool:
         """Return whether a call was the only one without tokens at the loss that ended it."""
         if lost.number > self._loss.upto:  # the first that hears of another loss
-            silent = (call.number for call in self._calls if not call.has_tokens)
-            self._loss = _Loss(max(call.number for call in self._calls), frozenset(silent))
+            silent = (number for number, call in self._calls.items() if not call.has_tokens)
+            self._loss = _Loss(max(self._calls), frozenset(silent))
         return self._loss.silent <= {lost.number}
 
     async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:

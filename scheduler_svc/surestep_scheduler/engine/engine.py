@@ -22,7 +22,7 @@ from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
 from surestep_scheduler.recovery.poison import CANARY
 
 from .epoch import Epoch, under_way
-from .open_requests import OpenRequests, RequestOutputs
+from .open_requests import OpenRequests, Outbox, RequestOutputs
 from .refit import refit
 from .steps import StepMonitor
 from .supervisors import Supervisors
@@ -103,8 +103,8 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def submit(self, request: Request) -> RequestOutputs:
-        """Queue a request.
+    async def submit(self, request: Request, outbox: Outbox) -> RequestOutputs:
+        """Queue a request, whose outputs go to `outbox`.
 
         Raises Unavailable, InvalidRequest, RequestTooLarge, QueueFull, or ModelChanged when the
         model that it was checked for is not served any more.
@@ -120,7 +120,7 @@ class Engine:
                 seq = state.sequence(request, self.clock())
         if self.engine_state == scheduler_pb2.DRAINING:
             raise _shutting_down()
-        opened = self._requests.open(state.enqueue(seq, self.clock()))
+        opened = self._requests.open(state.enqueue(seq, self.clock()), outbox)
         self._wake.set()
         return opened
 

@@ -20,7 +20,7 @@ from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.recovery.incidents import IncidentLog
 from surestep_scheduler.recovery.poison import CANARY, Window
 
-from .open_requests import OpenRequests
+from .open_requests import OpenRequests, Outbox
 from .steps import StepMonitor
 from .wire import to_proto
 from .workers import WorkerGroup
@@ -190,7 +190,7 @@ class Epoch:
             draft_cap=0,
             sampling=None if headless else _GREEDY,
         )
-        self._requests.open(self._state.add(request, now))
+        self._requests.open(self._state.add(request, now), Outbox())  # which nobody reads
         self._token_at = now  # one at a time
 
 

@@ -8,44 +8,84 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 from surestep_common.errors import DeadlineExceeded, SurestepError
+from surestep_proto.scheduler_pb2 import ResolvedParams
 
 from surestep_scheduler.core.sequence import Output, Sequence, Tenancy
 
 from .timeline import Timeline
 
 
+class Outbox:
+    """The requests of one reader that have outputs it has not taken."""
+
+    def __init__(self) -> None:
+        self._ready: list[RequestOutputs] = []
+        self._loop = asyncio.get_running_loop()  # asking for it each time is a call of the system
+        self._waiting: asyncio.Future[None] | None = None
+
+    def add(self, opened: RequestOutputs) -> None:
+        """Note that a request has outputs; it had none since it was taken."""
+        self._ready.append(opened)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def take(self) -> list[RequestOutputs]:
+        """Wait for outputs; return the requests that have some, in the order in which they came."""
+        while not self._ready:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        ready, self._ready = self._ready, []
+        return ready
+
+
 class RequestOutputs:
     """The outputs of an open request that its reader has not taken yet; at most max_len tokens."""
 
-    def __init__(self, seq: Sequence) -> None:
+    def __init__(self, seq: Sequence, outbox: Outbox) -> None:
         self.seq = seq
-        self.started = False  # the first chunk was sent
+        self.call = 0  # the reader's number of it
+        self.resolved: ResolvedParams | None = None  # to be told with the first chunk
+        self.started = False  # the first chunk was made
+        self.traced = False
         self.timeline = Timeline(seq.arrival)
+        self._outbox = outbox
         self._outputs: list[Output] = []
-        self._loop = asyncio.get_running_loop()  # asking for it each time is a call of the system
-        self._waiting: asyncio.Future[None] | None = None
-        self._late = False
+        self._last: Output | None = None  # the one that ends it
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()  # the last one was taken
+
+    @property
+    def over(self) -> bool:
+        """Whether the reader has taken the last output."""
+        return self._over.done()
 
     def put(self, output: Output) -> None:
+        """Hand an output to the reader, unless one has ended the request."""
+        if self._last is not None:
+            return
+        if output.finish is not None or output.error is not None:
+            self._last = output
         self._outputs.append(output)
-        self._wake()
+        if len(self._outputs) == 1:
+            self._outbox.add(self)
 
-    async def get(self) -> list[Output]:
-        """Wait for outputs; return all since the last call, at least one.
-
-        Raises DeadlineExceeded when there are none and the request is late.
-        """
-        while not self._outputs:
-            if self._late:
-                raise DeadlineExceeded("the request's deadline has passed")
-            self._waiting = self._loop.create_future()
-            await self._waiting
+    def take(self) -> list[Output]:
+        """Return all outputs since the last call."""
         outputs, self._outputs = self._outputs, []
+        if self._last is not None and not self._over.done():
+            self._over.set_result(None)
         return outputs
+
+    async def end(self) -> None:
+        """Wait until the reader has taken the last output. Raises the error that it was."""
+        await self._over
+        assert self._last is not None
+        if self._last.error is not None:
+            raise self._last.error
 
     @contextlib.contextmanager
     def within(self, time_remaining: float | None) -> Iterator[None]:
-        """Let the request be late after so many seconds.
+        """Let the request end, with DeadlineExceeded, after so many seconds.
 
         One timer for all of its tokens: a timeout around each costs more than the token.
         """
@@ -59,12 +99,8 @@ class RequestOutputs:
             timer.cancel()
 
     def _expire(self) -> None:
-        self._late = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        late = DeadlineExceeded("the request's deadline has passed")
+        self.put(Output(self.seq, array("I"), error=late))
 
 
 class OpenRequests:
@@ -76,9 +112,9 @@ class OpenRequests:
     def __getitem__(self, request_id: str) -> RequestOutputs:
         return self._by_id[request_id]
 
-    def open(self, seq: Sequence) -> RequestOutputs:
+    def open(self, seq: Sequence, outbox: Outbox) -> RequestOutputs:
         """Open a request."""
-        opened = RequestOutputs(seq)
+        opened = RequestOutputs(seq, outbox)
         self._by_id[seq.request.id] = opened
         return opened
 

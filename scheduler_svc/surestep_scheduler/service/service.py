@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
-from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
-from surestep_scheduler.core.sequence import Sequence as TokenSequence
 from surestep_scheduler.engine.engine import Engine
-from surestep_scheduler.engine.open_requests import RequestOutputs
-from surestep_scheduler.engine.wire import logprob_columns
 
 from . import report
+from .chunks import batches, ended_chunk
+from .outboxes import Outboxes
 from .request_spans import tell
 from .requests import ended, parse_request
 from .resolve import resolve
 
 _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
 _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say of it
-_FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POOLED}
 
 
 class SchedulerService(SchedulerServicer):
@@ -34,6 +31,7 @@ class SchedulerService(SchedulerServicer):
         self._engine = engine
         self._tracer = tracer
         self.address = address  # the bound one, once the server has started
+        self._outboxes = Outboxes()
         self._num_calls = 0  # of Generate
         self._quiet = asyncio.Event()  # no call of Generate is open
         self._quiet.set()
@@ -72,52 +70,36 @@ class SchedulerService(SchedulerServicer):
             parsed = parse_request(request, limits.vocab_size)
             finish = ended(parsed, limits.max_request_len)
             if finish is not None:
-                yield _ended_chunk(finish, resolved)
+                yield ended_chunk(finish, resolved)
                 return
+            outbox = self._outboxes.of(request)
             with self._counted():
                 if parsed.has_grammar:
                     await self._engine.compile(request.sampling.grammar)
-                opened = await self._engine.submit(parsed)
+                opened = await self._engine.submit(parsed, outbox)
+                opened.call, opened.resolved = request.delivery.call, resolved
+                opened.traced = span.sent
                 try:
                     with opened.within(context.time_remaining()):
-                        done = False
-                        while not done:
-                            outputs = await opened.get()
-                            done = outputs[-1].finish is not None
-                            tokens = [output for output in outputs if output.error is None]
-                            if tokens:
-                                if span.sent:
-                                    opened.timeline.tokens(self._engine.clock())
-                                yield self._next_chunk(opened, tokens, resolved)
-                            if outputs[-1].error is not None:
-                                raise outputs[-1].error
+                        while not request.HasField("delivery") and not opened.over:
+                            for batch in batches(await outbox.take(), self._engine):
+                                for chunk in batch.chunks:
+                                    yield chunk
+                        await opened.end()
                 finally:
                     self._engine.close(opened)
                     if span.sent:
                         tell(span, opened.seq, opened.timeline, self._engine.clock())
 
-    def _next_chunk(
-        self,
-        opened: RequestOutputs,
-        tokens: Sequence[Output],
-        resolved: pb.ResolvedParams | None,
-    ) -> pb.GenerateChunk:
-        chunk = _chunk(opened, tokens)
-        if not opened.started:
-            opened.started = True
-            self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
-            if resolved is not None:
-                chunk.start.resolved.CopyFrom(resolved)
-        return chunk
-
-    def _start(
-        self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: TokenLogprobs | None
-    ) -> None:
-        chunk.start.model_fingerprint = self._engine.model_fingerprint
-        chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
-        chunk.start.queue_s = seq.queue_s or 0.0
-        if prompt is not None:
-            chunk.prompt_logprobs.CopyFrom(logprob_columns(prompt, first_row=1))
+    async def Deliver(
+        self, request: pb.DeliverRequest, context: Any
+    ) -> AsyncGenerator[pb.ChunkBatch, None]:
+        """Chunks of the calls of Generate that name this stream, one message per step."""
+        with self._outboxes.opened(request.stream_id) as outbox:
+            yield pb.ChunkBatch()  # calls may name it now
+            while True:
+                for batch in batches(await outbox.take(), self._engine):
+                    yield batch
 
     async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
         """Facts of the served model. Raises Unavailable until every rank is ready."""
@@ -138,43 +120,3 @@ class SchedulerService(SchedulerServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
         """Report counters and gauges."""
         return report.stats(self._engine)
-
-
-def _chunk(opened: RequestOutputs, outputs: Sequence[Output]) -> pb.GenerateChunk:
-    """Make one chunk of the outputs of consecutive steps."""
-    chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
-    if opened.seq.request.want_drafted:
-        for output in outputs:
-            rest = len(output.token_ids) - output.num_drafted
-            chunk.drafted.extend([True] * output.num_drafted + [False] * rest)
-    logprobs = TokenLogprobs()
-    for output in outputs:
-        if output.logprobs is not None:
-            logprobs.extend(output.logprobs)
-    if logprobs.token_id:
-        chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
-    finish, chunk.pooled = outputs[-1].finish, outputs[-1].pooled
-    if finish is not None:
-        chunk.finish_reason = _FINISH[finish]
-        _end(chunk, opened.seq)
-    return chunk
-
-
-def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
-    chunk.end.CopyFrom(
-        pb.RequestEnd(
-            num_steps=seq.num_steps,
-            num_draft_tokens=seq.num_drafts,
-            num_accepted_tokens=seq.num_accepted,
-            num_preemptions=seq.num_preemptions,
-            num_replays=seq.num_replays,
-        )
-    )
-
-
-def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams | None) -> pb.GenerateChunk:
-    return pb.GenerateChunk(
-        start=pb.RequestStart(resolved=resolved),
-        finish_reason=_FINISH[finish],
-        end=pb.RequestEnd(),
-    )

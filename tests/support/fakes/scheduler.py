@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server
 from surestep_common.sampling_defaults import neutral
@@ -19,6 +20,8 @@ from surestep_proto.scheduler_pb2 import (
     LENGTH,
     POOLED,
     STOP,
+    ChunkBatch,
+    DeliverRequest,
     GenerateChunk,
     GenerateRequest,
     RequestEnd,
@@ -188,6 +191,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
     num_status: int = 0  # times that Status was asked for
+    delivers: bool = True  # chunks of all calls on one stream; older releases have none
     hanging: bool = False
     trouble: str = ""  # why it has no Info to give
     restarting: asyncio.Event | None = None
@@ -198,6 +202,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         self._server: Server | None = None
+        self._outboxes: dict[str, asyncio.Queue[ChunkBatch]] = {}
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Any]:
         """Plays the script; a request id may be open only once."""
@@ -211,13 +216,31 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
         try:
             async with contextlib.aclosing(self.script(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
-                    yield chunk
+                    if request.HasField("delivery"):
+                        await self._delivered(request, chunk)
+                    else:
+                        yield chunk
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
             raise
         finally:
             self.num_open -= 1
             await asyncio.shield(self._notify())
+
+    async def _delivered(self, request: GenerateRequest, chunk: GenerateChunk) -> None:
+        outbox = self._outboxes[request.delivery.stream_id]
+        await outbox.put(ChunkBatch(calls=[request.delivery.call], chunks=[chunk]))
+        await outbox.join()  # the call must not end before its chunks are sent
+
+    async def Deliver(self, request: DeliverRequest, context: Any) -> AsyncIterator[ChunkBatch]:
+        """One chunk per message."""
+        if not self.delivers:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        outbox = self._outboxes[request.stream_id] = asyncio.Queue()
+        yield ChunkBatch()
+        while True:
+            yield await outbox.get()
+            outbox.task_done()
 
     async def Info(self, request: Any, context: Any) -> SchedulerInfo:
         if self.trouble:
