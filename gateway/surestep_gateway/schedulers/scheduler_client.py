@@ -67,7 +67,7 @@ class SchedulerClient:
         self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
-        self._delivery = DeliveryStream(self._stub, self._deliver, self._lose_delivered)
+        self.delivery = DeliveryStream(self._stub, self._deliver, self._lose_delivered)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
 
@@ -76,7 +76,7 @@ class SchedulerClient:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._probe())
-            tasks.create_task(self._delivery.run())
+            tasks.create_task(self.delivery.run())
 
     async def close(self) -> None:
         """Close the channel, which cancels open calls."""
@@ -198,7 +198,7 @@ class SchedulerClient:
     ) -> Iterator[GenerateCall]:
         """Open a call of Generate; leaving the block aborts it unless it is over."""
         number = self.breaker.begin(time.monotonic())
-        delivery = self._delivery.of(number)
+        delivery = self.delivery.of(number)
         if delivery is not None:
             request.delivery.CopyFrom(delivery)
         stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)

@@ -90,3 +90,12 @@ async def test_a_port_that_is_public_in_a_network_is_told_of(
         pass
     told = [record for record in caplog.records if "vllm.grpc.engine" in record.getMessage()]
     assert bool(told) == warned
+
+
+async def test_streams_for_the_chunks_of_many_calls_are_not_for_guests() -> None:
+    async with closed() as channel:
+        await Client(stub_of(channel), channel).health()
+        call = stub_of(channel).Deliver(
+            pb.DeliverRequest(stream_id="mine"), metadata=_bearer(GUEST)
+        )
+        assert (await code_of(call.read())).code() == grpc.StatusCode.UNAUTHENTICATED

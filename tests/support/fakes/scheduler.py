@@ -202,7 +202,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         self._server: Server | None = None
-        self._outboxes: dict[str, asyncio.Queue[ChunkBatch]] = {}
+        self._outboxes: dict[str, asyncio.Queue[ChunkBatch | None]] = {}
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Any]:
         """Plays the script; a request id may be open only once."""
@@ -238,9 +238,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         outbox = self._outboxes[request.stream_id] = asyncio.Queue()
         yield ChunkBatch()
-        while True:
-            yield await outbox.get()
+        while (batch := await outbox.get()) is not None:
+            yield batch
             outbox.task_done()
+        raise Unavailable("the stream broke")
+
+    async def break_deliveries(self) -> None:
+        """Lose the streams of chunks, and nothing else."""
+        outboxes, self._outboxes = self._outboxes, {}
+        for outbox in outboxes.values():
+            await outbox.put(None)
 
     async def Info(self, request: Any, context: Any) -> SchedulerInfo:
         if self.trouble:

@@ -115,9 +115,12 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
     """A function that starts a stack, given settings that differ from the default ones."""
     async with contextlib.AsyncExitStack() as cleanup:
 
-        async def start(ready: bool = True, replicas: int = 1, **settings: Any) -> Stack:
+        async def start(
+            ready: bool = True, replicas: int = 1, delivers: bool = True, **settings: Any
+        ) -> Stack:
             schedulers = [
-                await cleanup.enter_async_context(fake_scheduler.running()) for _ in range(replicas)
+                await cleanup.enter_async_context(fake_scheduler.running(delivers=delivers))
+                for _ in range(replicas)
             ]
             given = {
                 "model": model,

@@ -1,0 +1,133 @@
+"""Chunks of all calls on one stream of the scheduler, and what happens when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from support.fakes.scheduler import (
+    emulated,
+    emulating,
+    failing,
+    logprob_columns,
+    start,
+    tokens,
+)
+from support.processes.gateway_stack import Paused, Stack, StartStack
+from surestep_common.errors import ModelFault
+from surestep_gateway.schedulers.generate_call import GenerateCall
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
+
+ASKED = {"max_tokens": 8, "seed": 3, "return_token_ids": True}
+
+
+async def delivering(stack: Stack) -> None:
+    """Wait until the scheduler may be told to use its stream."""
+    client = stack.server.gateway.pool.schedulers[0]
+    async with asyncio.timeout(10):
+        while client.delivery.of(1) is None:
+            await asyncio.sleep(0.005)
+
+
+def ids_of(response: dict[str, list[dict[str, list[int]]]]) -> list[int]:
+    """The tokens of the only choice."""
+    return response["choices"][0]["token_ids"]
+
+
+async def test_calls_name_the_stream_each_with_a_number_of_its_own(stack: Stack) -> None:
+    await delivering(stack)
+    answers = await asyncio.gather(*(stack.complete(**ASKED | {"seed": i}) for i in range(20)))
+    requests = stack.scheduler.requests
+    for answer, request in zip(answers, sorted(requests, key=_seed), strict=True):
+        assert ids_of(answer.json()) == emulated(request)
+    assert len({request.delivery.stream_id for request in requests}) == 1
+    assert len({request.delivery.call for request in requests}) == 20
+
+
+def _seed(request: GenerateRequest) -> int:
+    return request.sampling.seed
+
+
+async def test_a_scheduler_without_such_a_stream_sends_chunks_by_the_calls(
+    start_stack: StartStack,
+) -> None:
+    stack = await start_stack(delivers=False)
+    answer = await stack.complete(**ASKED)
+    (request,) = stack.scheduler.requests
+    assert not request.HasField("delivery")
+    assert ids_of(answer.json()) == emulated(request)
+
+
+async def test_calls_go_on_when_the_stream_breaks(stack: Stack) -> None:
+    await delivering(stack)
+    paused = Paused(3)
+    stack.scheduler.script = paused
+    call = asyncio.ensure_future(stack.complete(**ASKED))
+    await paused.sent.wait()
+    stack.scheduler.script = emulating
+    await stack.scheduler.break_deliveries()
+    answer = await call
+    first, second = stack.scheduler.requests
+    whole = emulated(first)
+    assert ids_of(answer.json()) == whole
+    assert list(second.emitted_ids) == whole[:3]
+    await delivering(stack)
+    assert ids_of((await stack.complete(**ASKED)).json()) == whole
+    assert stack.scheduler.requests[-1].delivery.stream_id != first.delivery.stream_id
+
+
+async def test_an_error_comes_behind_the_tokens_that_came_before(stack: Stack) -> None:
+    await delivering(stack)
+    stack.scheduler.script = failing(ModelFault("logits are not finite"), after=[70, 71, 72])
+    events = await stack.stream("/v1/completions", prompt="hello", **ASKED)
+    assert [id_ for event in events[:-1] for id_ in event["choices"][0]["token_ids"]] == [70, 71, 72]
+    assert "not finite" in events[-1]["error"]["message"]
+
+
+async def test_a_client_that_is_gone_ends_its_call_and_no_other(stack: Stack) -> None:
+    await delivering(stack)
+    paused = Paused(2)
+    stack.scheduler.script = paused
+    gone = asyncio.ensure_future(stack.complete(**ASKED))
+    await paused.sent.wait()
+    paused.sent.clear()
+    stays = asyncio.ensure_future(stack.complete(**ASKED | {"seed": 4}))
+    await paused.sent.wait()
+    gone.cancel()
+    await stack.scheduler.until(lambda scheduler: scheduler.num_cancelled == 1)
+    paused.go.set()
+    assert ids_of((await stays).json()) == emulated(stack.scheduler.requests[1])
+    assert len(stack.scheduler.requests) == 2
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+async def test_chunks_that_nobody_reads_are_merged(stack: Stack, count: int) -> None:
+    """Of a client that hardly reads, what the gateway keeps are ids."""
+    await delivering(stack)
+    client = stack.server.gateway.pool.schedulers[0]
+    silent = asyncio.Event()
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        await silent.wait()
+
+    stack.scheduler.script = script
+    with client.generate(GenerateRequest(request_id="r", prompt_ids=[1]), 60) as call:
+        assert (await _read(call)).HasField("start")
+        for index in range(count):
+            last = index == count - 1
+            call.put(tokens([index, index + 1], finish=LENGTH if last else 0, logprobs=True))
+        chunks = []
+        while not chunks or not chunks[-1].finish_reason:
+            chunks.append(await _read(call))
+        silent.set()
+    assert len(chunks) == min(count, 64)
+    ids = [id_ for chunk in chunks for id_ in chunk.token_ids]
+    assert ids == [id_ for index in range(count) for id_ in (index, index + 1)]
+    for chunk in chunks:
+        assert chunk.logprobs == logprob_columns(chunk.token_ids, num_top=2)
+
+
+async def _read(call: GenerateCall) -> GenerateChunk:
+    return await call.read(asyncio.get_running_loop().time() + 10)
