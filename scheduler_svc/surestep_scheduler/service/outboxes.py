@@ -1,19 +1,18 @@
-"""Where the chunks of a call go: to the call itself, or to the stream of Deliver that it names."""
+"""The streams on which callers get the chunks of many calls."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import check_name
-from surestep_proto.scheduler_pb2 import GenerateRequest
 
 from surestep_scheduler.engine.open_requests import Outbox
 
 
 class Outboxes:
-    """Those of the open calls of Deliver, by the caller's name."""
+    """The outboxes of open calls of Deliver, by the caller's name for each."""
 
     def __init__(self) -> None:
         self._by_stream: dict[str, Outbox] = {}
@@ -30,11 +29,6 @@ class Outboxes:
         finally:
             del self._by_stream[stream_id]
 
-    def of(self, request: GenerateRequest) -> Outbox:
-        """Return the one that a request names, or a new one. Raises Unavailable."""
-        if not request.HasField("delivery"):
-            return Outbox()
-        outbox = self._by_stream.get(request.delivery.stream_id)
-        if outbox is None:
-            raise Unavailable("the stream that the chunks should go to is not open")
-        return outbox
+    def named(self, stream_id: str) -> Outbox | None:
+        """Return that of an open stream; None if there is no such stream."""
+        return self._by_stream.get(stream_id)

@@ -12,6 +12,7 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
 from surestep_scheduler.engine.engine import Engine
+from surestep_scheduler.engine.open_requests import Outbox
 
 from . import report
 from .chunks import batches, ended_chunk
@@ -72,7 +73,8 @@ class SchedulerService(SchedulerServicer):
             if finish is not None:
                 yield ended_chunk(finish, resolved)
                 return
-            outbox = self._outboxes.of(request)
+            shared = self._outboxes.named(request.delivery.stream_id)
+            outbox = shared or Outbox()
             with self._counted():
                 if parsed.has_grammar:
                     await self._engine.compile(request.sampling.grammar)
@@ -81,7 +83,7 @@ class SchedulerService(SchedulerServicer):
                 opened.traced = span.sent
                 try:
                     with opened.within(context.time_remaining()):
-                        while not request.HasField("delivery") and not opened.over:
+                        while shared is None and not opened.over:
                             for batch in batches(await outbox.take(), self._engine):
                                 for chunk in batch.chunks:
                                     yield chunk

@@ -160,29 +160,35 @@ async def test_a_cancelled_call_frees_its_slot_and_sends_no_more() -> None:
     assert len(reader.tokens(1)) == count < 90
 
 
-async def test_a_stream_that_is_not_open_is_no_place_for_chunks() -> None:
+async def test_where_no_such_stream_is_open_chunks_come_by_the_call() -> None:
     async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
-        error = await code_of(client.generate(delivered(1)))
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        answer = await client.generate(delivered(1))
         async with delivering(client) as reader:
-            for taken in (STREAM, ""):
-                second = client.stub.Deliver(pb.DeliverRequest(stream_id=taken))
-                refused = await code_of(second.read())
-                assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
-            call = asyncio.ensure_future(client.generate(delivered(1)))
-            await reader.read_to_the_end({1})
-            await call
-        stats = await client.idle()
-        while True:  # until the scheduler has heard that the stream is cancelled
-            async with asyncio.timeout(TIMEOUT_S):
-                again = client.stub.Deliver(pb.DeliverRequest(stream_id=STREAM))
-                try:
-                    await again.read()
-                    break
-                except grpc.aio.AioRpcError as error:
-                    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        again.cancel()
-    assert stats.num_blocks_used == 0
+            call = asyncio.ensure_future(client.generate(delivered(2)))
+            await reader.read_to_the_end({2})
+            assert not (await call).chunks
+        async with asyncio.timeout(TIMEOUT_S):  # until it has heard that nobody reads there now
+            while not (last := await client.generate(delivered(3))).chunks:
+                pass
+    for index, got in ((1, answer), (3, last)):
+        assert got.tokens == expected(MODEL, make_request(index))
+
+
+async def test_a_stream_has_a_name_of_its_own() -> None:
+    async with (
+        fake_worker(MODEL) as worker,
+        scheduler(make_settings([worker])) as client,
+        delivering(client) as reader,
+    ):
+        for taken in (STREAM, "", "x" * 10_000):
+            second = client.stub.Deliver(pb.DeliverRequest(stream_id=taken))
+            assert (await code_of(second.read())).code() in (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.OUT_OF_RANGE,
+            )
+        call = asyncio.ensure_future(client.generate(delivered(1)))
+        await reader.read_to_the_end({1})
+        await call
 
 
 async def test_large_chunks_share_no_message() -> None:
