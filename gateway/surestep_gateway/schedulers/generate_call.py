@@ -28,9 +28,17 @@ class GenerateCall:
     """
 
     def __init__(
-        self, scheduler: SchedulerClient, stream: _Stream, number: int, *, delivered: bool
+        self,
+        scheduler: SchedulerClient,
+        stream: _Stream,
+        number: int,
+        tasks: asyncio.TaskGroup,
+        *,
+        delivered: bool,
     ) -> None:
-        """`delivered`: its chunks come by the scheduler's stream for all calls."""
+        """`delivered`: its chunks come by the scheduler's stream for all calls. One of the `tasks`
+        becomes what reads its own, until `close`.
+        """
         self._scheduler = scheduler
         self._stream = stream
         self.number = number
@@ -43,7 +51,7 @@ class GenerateCall:
         self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # while it is being read
-        self._following = self._clock.create_task(self._follow())
+        self._following = tasks.create_task(self._follow())
 
     async def read(self, due: float) -> pb.GenerateChunk:
         """Return the next chunk. Raise the scheduler's error, ConnectionLost, or TimeoutError at
@@ -104,6 +112,8 @@ class GenerateCall:
         except asyncio.CancelledError:  # the channel is closed, if not the call
             self.fail(ConnectionLost("the call was cancelled"))
             raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, the reader gets it
+            self.fail(error)
         else:
             if not self.delivered:  # if they are, the last one may still be on its way
                 self.fail(ConnectionLost("the scheduler ended the stream early"))

@@ -61,6 +61,7 @@ class SchedulerClient:
         self.stats = pb.SchedulerStats()  # of its last reply
         self.history = History()
         self._on_change = on_change
+        self._tasks = asyncio.TaskGroup()
         self._calls: dict[int, GenerateCall] = {}  # open ones by number
         self._others = 0  # requests it had, besides ours, when it was asked last
         self._missed = 0  # probes without an answer, in a row
@@ -73,7 +74,7 @@ class SchedulerClient:
 
     async def run(self) -> None:
         """Follow the scheduler's health until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._tasks as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._probe())
             tasks.create_task(self.delivery.run())
@@ -199,10 +200,13 @@ class SchedulerClient:
         """Open a call of Generate; leaving the block aborts it unless it is over."""
         number = self.breaker.begin(time.monotonic())
         delivery = self.delivery.of(number)
+        if request.sampling.want_prompt_logprobs:
+            delivery = None  # megabytes, which the tokens of others would wait for
         if delivery is not None:
             request.delivery.CopyFrom(delivery)
         stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        call = GenerateCall(self, stream, number, delivered=delivery is not None)
+        delivered = delivery is not None
+        call = GenerateCall(self, stream, number, self._tasks, delivered=delivered)
         self._calls[number] = call
         try:
             yield call

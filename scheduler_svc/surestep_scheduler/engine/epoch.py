@@ -190,7 +190,7 @@ class Epoch:
             draft_cap=0,
             sampling=None if headless else _GREEDY,
         )
-        self._requests.open(self._state.add(request, now), Outbox())  # which nobody reads
+        self._requests.open(self._state.add(request, now), Outbox())  # without a reader
         self._token_at = now  # one at a time
 
 

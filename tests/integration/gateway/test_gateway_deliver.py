@@ -59,6 +59,16 @@ async def test_a_scheduler_without_such_a_stream_sends_chunks_by_the_calls(
     assert ids_of(answer.json()) == emulated(request)
 
 
+async def test_what_is_large_comes_by_its_call(stack: Stack) -> None:
+    await delivering(stack)
+    answer = await stack.complete(**ASKED, prompt_logprobs=2)
+    (request,) = stack.scheduler.requests
+    assert not request.HasField("delivery")
+    choice = answer.json()["choices"][0]
+    assert choice["token_ids"] == emulated(request)
+    assert len(choice["prompt_logprobs"]) == len(request.prompt_ids)
+
+
 async def test_calls_go_on_when_the_stream_breaks(stack: Stack) -> None:
     await delivering(stack)
     paused = Paused(3)
@@ -66,7 +76,7 @@ async def test_calls_go_on_when_the_stream_breaks(stack: Stack) -> None:
     call = asyncio.ensure_future(stack.complete(**ASKED))
     await paused.sent.wait()
     stack.scheduler.script = emulating
-    await stack.scheduler.break_deliveries()
+    await stack.scheduler.deliveries.break_all()
     answer = await call
     first, second = stack.scheduler.requests
     whole = emulated(first)
@@ -81,7 +91,8 @@ async def test_an_error_comes_behind_the_tokens_that_came_before(stack: Stack) -
     await delivering(stack)
     stack.scheduler.script = failing(ModelFault("logits are not finite"), after=[70, 71, 72])
     events = await stack.stream("/v1/completions", prompt="hello", **ASKED)
-    assert [id_ for event in events[:-1] for id_ in event["choices"][0]["token_ids"]] == [70, 71, 72]
+    told = [id_ for event in events[:-1] for id_ in event["choices"][0]["token_ids"]]
+    assert told == [70, 71, 72]
     assert "not finite" in events[-1]["error"]["message"]
 
 
@@ -102,7 +113,7 @@ async def test_a_client_that_is_gone_ends_its_call_and_no_other(stack: Stack) ->
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 200])
-async def test_chunks_that_nobody_reads_are_merged(stack: Stack, count: int) -> None:
+async def test_chunks_that_are_not_read_are_merged(stack: Stack, count: int) -> None:
     """Of a client that hardly reads, what the gateway keeps are ids."""
     await delivering(stack)
     client = stack.server.gateway.pool.schedulers[0]
@@ -118,7 +129,7 @@ async def test_chunks_that_nobody_reads_are_merged(stack: Stack, count: int) -> 
         for index in range(count):
             last = index == count - 1
             call.put(tokens([index, index + 1], finish=LENGTH if last else 0, logprobs=True))
-        chunks = []
+        chunks: list[GenerateChunk] = []
         while not chunks or not chunks[-1].finish_reason:
             chunks.append(await _read(call))
         silent.set()

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients.harmony_cases import MARKS, Read, ids_of, read, split, tokenizer
-from support.clients.parser_cases import said, words
-from support.fakes.scheduler import partitions
+from support.clients.parser_cases import partitions, said, words
 from surestep_gateway.parsers import Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
 
 PARTS = [

@@ -84,3 +84,10 @@ def said(event: Event) -> str:
     if isinstance(event, ToolCallStart):
         return event.name
     return getattr(event, "text", "")
+
+
+def partitions(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[list[int]]:
+    """`ids` cut into runs at the given places."""
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
+    for begin, end in pairwise(edges):
+        yield list(ids[begin:end])

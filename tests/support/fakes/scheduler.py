@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server
 from surestep_common.sampling_defaults import neutral
@@ -20,8 +18,6 @@ from surestep_proto.scheduler_pb2 import (
     LENGTH,
     POOLED,
     STOP,
-    ChunkBatch,
-    DeliverRequest,
     GenerateChunk,
     GenerateRequest,
     RequestEnd,
@@ -31,6 +27,8 @@ from surestep_proto.scheduler_pb2 import (
     SchedulerStats,
     SchedulerStatus,
 )
+
+from .deliveries import Deliveries
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 Script = Callable[[GenerateRequest], AsyncIterator[GenerateChunk]]
@@ -191,7 +189,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
     num_status: int = 0  # times that Status was asked for
-    delivers: bool = True  # chunks of all calls on one stream; older releases have none
+    deliveries: Deliveries = field(default_factory=Deliveries)
     hanging: bool = False
     trouble: str = ""  # why it has no Info to give
     restarting: asyncio.Event | None = None
@@ -202,7 +200,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         self._server: Server | None = None
-        self._outboxes: dict[str, asyncio.Queue[ChunkBatch | None]] = {}
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Any]:
         """Plays the script; a request id may be open only once."""
@@ -217,7 +214,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             async with contextlib.aclosing(self.script(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     if request.HasField("delivery"):
-                        await self._delivered(request, chunk)
+                        await self.deliveries.send(request, chunk)
                     else:
                         yield chunk
         except (asyncio.CancelledError, GeneratorExit):
@@ -227,27 +224,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             self.num_open -= 1
             await asyncio.shield(self._notify())
 
-    async def _delivered(self, request: GenerateRequest, chunk: GenerateChunk) -> None:
-        outbox = self._outboxes[request.delivery.stream_id]
-        await outbox.put(ChunkBatch(calls=[request.delivery.call], chunks=[chunk]))
-        await outbox.join()  # the call must not end before its chunks are sent
-
-    async def Deliver(self, request: DeliverRequest, context: Any) -> AsyncIterator[ChunkBatch]:
-        """One chunk per message."""
-        if not self.delivers:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        outbox = self._outboxes[request.stream_id] = asyncio.Queue()
-        yield ChunkBatch()
-        while (batch := await outbox.get()) is not None:
+    async def Deliver(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for batch in self.deliveries.batches(request, context):
             yield batch
-            outbox.task_done()
-        raise Unavailable("the stream broke")
-
-    async def break_deliveries(self) -> None:
-        """Lose the streams of chunks, and nothing else."""
-        outboxes, self._outboxes = self._outboxes, {}
-        for outbox in outboxes.values():
-            await outbox.put(None)
 
     async def Info(self, request: Any, context: Any) -> SchedulerInfo:
         if self.trouble:
@@ -319,10 +298,3 @@ async def running(**options: Any) -> AsyncIterator[FakeScheduler]:
         yield scheduler
     finally:
         await scheduler.stop()
-
-
-def partitions(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[list[int]]:
-    """`ids` cut into runs at the given places."""
-    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
-    for begin, end in itertools.pairwise(edges):
-        yield list(ids[begin:end])

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 from support.fakes import scheduler as fake_scheduler
+from support.fakes.deliveries import Deliveries
 from support.fakes.scheduler import FakeScheduler, emulated, start, tokens
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
@@ -119,7 +120,9 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
             ready: bool = True, replicas: int = 1, delivers: bool = True, **settings: Any
         ) -> Stack:
             schedulers = [
-                await cleanup.enter_async_context(fake_scheduler.running(delivers=delivers))
+                await cleanup.enter_async_context(
+                    fake_scheduler.running(deliveries=Deliveries(known=delivers))
+                )
                 for _ in range(replicas)
             ]
             given = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer
-from support.fakes.scheduler import partitions
+from support.clients.parser_cases import partitions
 from surestep_gateway.output.detokenize import Detokenizer, StopMatch, StopScanner, TextAssembler
 from surestep_gateway.parsers import OutputParser, content_of
 from surestep_gateway.text.tokenizer import Tokenizer

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer
-from support.clients.parser_cases import all_partitions, output_parser, parse, said, words
-from support.fakes.scheduler import partitions
+from support.clients.parser_cases import (
+    all_partitions,
+    output_parser,
+    parse,
+    partitions,
+    said,
+    words,
+)
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
 from surestep_gateway.text.tokenizer import Tokenizer
