@@ -1,8 +1,8 @@
 """Closed-loop load generator for any server with OpenAI's streaming completions.
 
 `concurrency` clients each send a request, read its stream to the end and send the next one. Output
-is greedy and runs to exactly `max_tokens` (`ignore_eos`, if it is sent), and prompts depend on the seed and the
-request's index alone, so two runs, also against two servers, do the same work.
+is greedy and runs to exactly `max_tokens` (`ignore_eos`, if it is sent), and prompts depend on the
+seed and the request's index alone, so two runs, also against two servers, do the same work.
 """
 
 from __future__ import annotations
