@@ -8,11 +8,11 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from surestep_cli.bench.load import run_load
@@ -96,8 +96,8 @@ async def launched(command: str, log_path: Path) -> AsyncIterator[Launched]:
         await _stop(process)
 
 
-async def http_first_token(url: str) -> bool:
-    """Whether the OpenAI server at `url` completes a one-token request."""
+async def http_first_token(url: str, extra: Mapping[str, Any] | None = None) -> bool:
+    """Whether the OpenAI server at `url` completes a one-token request, `extra` in its body."""
     try:
         report = await run_load(
             url,
@@ -105,6 +105,7 @@ async def http_first_token(url: str) -> bool:
             num_requests=1,
             max_tokens=1,
             prompt_tokens=1,
+            extra=extra,
             timeout_s=_PROBE_TIMEOUT_S,
         )
     except (aiohttp.ClientError, TimeoutError, InvalidRequest):

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import bandwidth
 import machine
@@ -40,12 +41,14 @@ class Server:
     url: str
     command: str | None = None
     weights: Path | None = None  # GGUF file or folder, for the share of the memory's bandwidth
+    extra: dict[str, Any] | None = None  # of every request's body; None in it leaves a field out
 
 
-def listed_server(fields: dict[str, str]) -> Server:
+def listed_server(fields: dict[str, Any]) -> Server:
     """Of an entry of `--servers`."""
     weights = Path(fields["weights"]) if "weights" in fields else None
-    return Server(fields["name"], fields["url"], fields.get("command"), weights)
+    command, extra = fields.get("command"), fields.get("extra")
+    return Server(fields["name"], fields["url"], command, weights, extra)
 
 
 async def measure(server: Server, seed: int, args: argparse.Namespace) -> Figures:
@@ -56,7 +59,7 @@ async def measure(server: Server, seed: int, args: argparse.Namespace) -> Figure
             log_path = args.log_dir / f"{server.name}.log"
             process = await stack.enter_async_context(launched(server.command, log_path))
             figures["start to first token, s"] = await process.first_token(
-                lambda: http_first_token(server.url), args.start_timeout
+                lambda: http_first_token(server.url, server.extra), args.start_timeout
             )
         for concurrency in args.concurrency:
             figures |= await load(server, concurrency, seed, args)
@@ -73,6 +76,7 @@ async def load(server: Server, concurrency: int, seed: int, args: argparse.Names
         server.url,
         concurrency=concurrency,
         num_requests=max(args.min_requests, args.requests_per_client * concurrency),
+        extra=server.extra,
         max_tokens=args.max_tokens,
         prompt_tokens=args.prompt_tokens,
         prompt_kind=args.prompt_kind,
@@ -81,16 +85,17 @@ async def load(server: Server, concurrency: int, seed: int, args: argparse.Names
     )
     if report.num_errors:
         raise RuntimeError(f"{server.name}: {report.errors}: {report.error_sample}")
-    latencies = {
-        "TTFT p50": report.ttft_ms.p50,
-        "TTFT p99": report.ttft_ms.p99,
-        "TPOT p50": report.tpot_ms.p50,
-        "inter-token p99": report.itl_ms.p99,
+    tokens = report.output_tokens / report.num_requests
+    figures = {
+        "output tok/s": report.output_tok_s,
+        "tokens per answer": tokens if tokens < args.max_tokens else None,
+        "TTFT p50, ms": report.ttft_ms.p50,
+        "TTFT p99, ms": report.ttft_ms.p99,
+        "TPOT p50, ms": report.tpot_ms.p50,
+        "inter-token p99, ms": report.itl_ms.p99,
     }
-    return {f"output tok/s, c={concurrency}": report.output_tok_s} | {
-        f"{name}, ms, c={concurrency}": value
-        for name, value in latencies.items()
-        if value is not None
+    return {
+        f"{name}, c={concurrency}": value for name, value in figures.items() if value is not None
     }
 
 
@@ -117,7 +122,7 @@ def table(rounds: dict[str, list[Figures]]) -> str:
     first, *others = rounds
     header = ["median", *rounds, *(f"{first} / {other}" for other in others)]
     lines = [header, ["---"] * len(header)]
-    for row in dict.fromkeys(key for figures in rounds.values() for key in figures[0]):
+    for row in dict.fromkeys(key for figures in rounds.values() for f in figures for key in f):
         cells = [_median([f[row] for f in rounds[name] if row in f]) for name in rounds]
         pairs = [zip(rounds[first], rounds[other], strict=True) for other in others]
         cells += [_median([a[row] / b[row] for a, b in p if row in a and row in b]) for p in pairs]
@@ -137,7 +142,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "COMMAND"))
-    add("--servers", type=Path, help="YAML list of {name, url, command, weights}")
+    add("--servers", type=Path, help="YAML list of {name, url, command, weights, extra}")
     add("--rounds", type=int, default=3)
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     add("--requests-per-client", type=int, default=2)

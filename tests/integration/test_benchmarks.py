@@ -82,6 +82,22 @@ async def test_peers_runs_every_server_in_every_round_and_one_at_a_time(
     assert not [c for c in psutil.Process().children() if str(TOY) in c.cmdline()]
 
 
+async def test_peers_leaves_out_what_a_server_refuses_and_says_how_short_answers_were(
+    free_port: int, tmp_path: Path
+) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    entry = {"name": "strict", "url": url, "command": toy("strict", free_port)}
+    extra = {"stream_options": None, "ignore_eos": None}
+    argv = ["--rounds", "1", "--json", str(tmp_path / "rounds.jsonl"), "--log-dir", str(tmp_path)]
+    args = peers.parse([*argv, *LOAD])
+    servers = [peers.listed_server({**entry, "extra": extra})]
+    with args.json:
+        rounds = await peers.compare(servers, args)
+    (figures,) = rounds["strict"]
+    assert figures["tokens per answer, c=2"] == toy_servers.STRICT_TOKENS
+    assert figures["output tok/s, c=2"] > 0
+
+
 def test_peers_table_has_medians_and_the_median_of_paired_ratios() -> None:
     rounds = {
         "a": [{"tok/s": 10.0}, {"tok/s": 30.0}, {"tok/s": 20.0}],

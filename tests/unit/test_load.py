@@ -136,6 +136,23 @@ async def test_names_what_is_wrong_with_a_stream(
     assert list(in_characters(report, ascii_only=False)) == []
 
 
+async def test_leaves_out_what_extra_has_as_null_and_then_lets_answers_end_early() -> None:
+    seen: list[dict[str, Any]] = []
+    last = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        seen.append(await request.json())
+        return await stream(request, text("a"), text("b"), text("c"), last, done=False)
+
+    async with serving(reply) as url:
+        early = await load(url, extra={"ignore_eos": None, "stream_options": None})
+        whole = await load(url, extra={"stream_options": None})
+    assert seen[0].keys() == {"model", "max_tokens", "temperature", "stream", "prompt"}
+    assert (early.errors, early.output_tokens) == ({}, 18)  # of chunks: nobody counts them
+    assert seen[6]["ignore_eos"] is True
+    assert whole.errors == {"fewer tokens than asked for": 6}
+
+
 async def test_counts_refusals_by_status_and_keeps_the_message() -> None:
     async def reply(_: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "queue full"}}, status=429)

@@ -33,7 +33,8 @@ class Bench(ServerUrl):
     )
     seed: int = Field(default=0, description="another seed = other prompts")
     extra: dict[str, object] = Field(
-        default_factory=dict, description="JSON merged into every request body"
+        default_factory=dict,
+        description="JSON merged into every request body; null leaves a field out",
     )
     json_output: CliImplicitFlag[bool] = Field(
         default=False, alias="json", description="print one JSON object"

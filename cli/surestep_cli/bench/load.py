@@ -1,8 +1,8 @@
 """Closed-loop load generator for any server with OpenAI's streaming completions.
 
 `concurrency` clients each send a request, read its stream to the end and send the next one. Output
-is greedy and runs to exactly `max_tokens` (`ignore_eos`), and prompts depend on the seed and the
-request's index alone, so two runs, also against two servers, do the same work.
+is greedy and runs to exactly `max_tokens` (`ignore_eos`, if it is sent), and prompts depend on the
+seed and the request's index alone, so two runs, also against two servers, do the same work.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ async def run_load(
 ) -> LoadReport:
     """Send `num_requests` requests to the server at `url` and report.
 
-    `model` None asks the server for its first model. `extra` goes into every request body.
+    `model` None asks the server for its first model. `extra` goes into every request body; None
+    in it leaves a field out, and without `ignore_eos` an answer may end early.
     `num_warmup` requests with prompts of their own run first and are not counted. `timeout_s`
     bounds each request. Failed requests are counted, not raised; only when `model` is None, or
     `ready_timeout_s` says how long to wait for the server, are there aiohttp.ClientError from one
@@ -117,7 +118,7 @@ async def run_load(
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with open_session(url, api_key=api_key, timeout=timeout) as session:
         served = await served_model(session, model, ready_timeout_s)
-        common = {
+        fields = {
             "model": served,
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -126,10 +127,12 @@ async def run_load(
             "stream_options": {"include_usage": True},
             **(extra or {}),
         }
+        common = {name: value for name, value in fields.items() if value is not None}
+        at_least = max_tokens if common.get("ignore_eos") else 0
 
         async def send(index: int) -> Trace:
             prompt = make_prompt(index, prompt_tokens, seed=seed, kind=prompt_kind)
-            return await request(session, {**common, "prompt": prompt}, max_tokens)
+            return await request(session, {**common, "prompt": prompt}, at_least)
 
         await _closed_loop(send, range(_WARMUP_INDEX, _WARMUP_INDEX + num_warmup), concurrency)
         start = time.perf_counter()

@@ -29,7 +29,7 @@ class Trace:
     arrivals: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
-    done: bool = False
+    done: bool = False  # by [DONE], or by a finish reason where a server has no [DONE]
     error: str | None = None
     error_detail: str = ""
     reconnects: int = 0
@@ -53,7 +53,9 @@ class Trace:
             self.fail("error in the stream", json.dumps(chunk["error"]))
             return
         self.usage = chunk.get("usage") or self.usage
-        output = [c for c in chunk.get("choices", ()) if c.get("text") or c.get("token_ids")]
+        choices = chunk.get("choices", ())
+        self.done |= any(c.get("finish_reason") for c in choices)
+        output = [c for c in choices if c.get("text") or c.get("token_ids")]
         if output:
             self.arrivals.append(now)
             self.texts += [c.get("text") or "" for c in output]
@@ -64,10 +66,11 @@ class Trace:
             self.error, self.error_detail = kind, detail[:500]
 
 
-async def request(
-    session: aiohttp.ClientSession, body: Mapping[str, Any], max_tokens: int
-) -> Trace:
-    """Send one request and read its stream to the end; a failure is recorded, not raised."""
+async def request(session: aiohttp.ClientSession, body: Mapping[str, Any], at_least: int) -> Trace:
+    """Send one request and read its stream to the end; a failure is recorded, not raised.
+
+    Fewer than `at_least` tokens are a failure.
+    """
     trace = Trace(sent=time.perf_counter())
     try:
         response, trace.reconnects = await post(session, "v1/completions", body)
@@ -84,8 +87,8 @@ async def request(
     trace.ended = time.perf_counter()
     if not trace.done:
         trace.fail("stream ended without [DONE]")
-    elif trace.num_tokens < max_tokens:
-        trace.fail("fewer tokens than asked for", f"{trace.num_tokens} of {max_tokens}")
+    elif trace.num_tokens < at_least:
+        trace.fail("fewer tokens than asked for", f"{trace.num_tokens} of {at_least}")
     return trace
 
 
