@@ -17,6 +17,9 @@ from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_overr
 GPU = Path("/dev/nvidiactl")
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
+_CPU_STEP_TOKENS = 512  # a long prompt is done as soon as by 2048 and holds others up for less long
+_CPU_STEP_TOKENS_PER_SEQ = 4  # so that prompts advance beside the windows of all
+
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
 _DTYPES = {"half": "float16", "float": "float32"}
 
@@ -137,7 +140,10 @@ class WorkerSettings(PeerSettings):
         default=128, ge=1, le=4096, description="most requests that run at once"
     )
     max_num_batched_tokens: Count = Field(
-        default=2048, ge=2, description="most input tokens of one step, drafts included"
+        default=2048,
+        ge=2,
+        description="most input tokens of one step, drafts included; default on CPUs: 512, or four "
+        "for each of --max-num-seqs, as streams wait for the prompts of others",
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(
@@ -224,6 +230,13 @@ class WorkerSettings(PeerSettings):
         """Return the folder whose generation config replaces the model's, if one is given."""
         source = self.generation_config
         return None if source in (AUTO, NEUTRAL) else Path(source)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most input tokens of one step."""
+        if self.device != "cpu" or "max_num_batched_tokens" in self.model_fields_set:
+            return self.max_num_batched_tokens
+        return max(_CPU_STEP_TOKENS, _CPU_STEP_TOKENS_PER_SEQ * self.max_num_seqs)
 
     @property
     def rank_address(self) -> str:

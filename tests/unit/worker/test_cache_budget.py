@@ -53,6 +53,22 @@ def test_fp8_pages_take_half_of_bfloat16_and_leave_hidden_states_alone() -> None
     assert kv.hidden.dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"device": "cpu"}, 512),
+        ({"device": "cpu", "max_num_seqs": 300}, 1200),
+        ({"device": "cpu", "max_num_batched_tokens": 2048}, 2048),
+        ({"device": "cpu", "max_num_batched_tokens": 64}, 64),
+        ({"device": "cuda"}, 2048),
+    ],
+)
+def test_steps_are_shorter_on_cpus_unless_told_otherwise(
+    given: dict[str, Any], tokens: int
+) -> None:
+    assert WorkerSettings(model="m", **given).max_step_tokens == tokens
+
+
 def test_int8_pages_hold_a_scale_for_each_position_and_head() -> None:
     narrow = replace(SPEC, cache_dtype=INT8)
     values = 3 * 2 * 2 * 16  # layers, keys and values, heads, positions

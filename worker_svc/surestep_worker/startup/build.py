@@ -212,7 +212,7 @@ def assemble(
         heartbeat=heartbeat or Heartbeat.local(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
-        max_step_tokens=settings.max_num_batched_tokens,
+        max_step_tokens=settings.max_step_tokens,
         compilations=kernels.compilations,
     )
     method = speculation.method if speculation is not None else ""
@@ -234,7 +234,7 @@ def _facts(
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
-        max_step_tokens=settings.max_num_batched_tokens,
+        max_step_tokens=settings.max_step_tokens,
         drafter=drafter,
         max_draft_tokens=context.max_draft_tokens,
         max_forced_drafts=context.most_drafts,
