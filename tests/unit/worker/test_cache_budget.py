@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_fp8_pages_take_half_of_bfloat16_and_leave_hidden_states_alone() -> None
 def test_steps_are_shorter_on_cpus_unless_told_otherwise(
     given: dict[str, Any], tokens: int
 ) -> None:
-    assert WorkerSettings(model="m", **given).max_step_tokens == tokens
+    assert WorkerSettings(model=Path("m"), **given).max_step_tokens == tokens
 
 
 def test_int8_pages_hold_a_scale_for_each_position_and_head() -> None:
