@@ -28,6 +28,7 @@ from torch import Tensor
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
+QWEN3_SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # of 0.6B
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
 FORMATS = ("bf16", "fp8", "int4", "mxfp4", "affine4", "affine4_f32", "affine8", "affine8_f32")
 AFFINE_GROUP = 32  # of most block types of GGUF
@@ -125,6 +126,20 @@ def linear_cases(kernels: KernelSet) -> Iterator[Case]:
             yield Case(f"linear {format_}", f"M={m} N={n} K={k}", run, megabytes, 2e-6 * m * n * k)
 
 
+def layers_cases(kernels: KernelSet) -> Iterator[Case]:
+    """The products of all layers of a model for one token: as fast as its weights are read."""
+    models = (("default", SHAPES, LAYERS), ("Qwen3-0.6B", QWEN3_SHAPES, 28))
+    for (name, shapes, num_layers), format_ in product(models, ("bf16", "affine4")):
+        weights = [pack(kernels, format_, n, k) for _ in range(num_layers) for n, k in shapes]
+        x = {k: rand(1, k) for _, k in shapes}
+
+        def run(x: dict[int, Tensor] = x, weights: list[PackedLinear] = weights) -> None:
+            for packed in weights:
+                kernels.linear(x[packed.in_features], packed)
+
+        yield Case(f"layers {format_}", f"M=1 {name}", run, sum(map(read_megabytes, weights)))
+
+
 def row_cases(kernels: KernelSet) -> Iterator[Case]:
     table, weight = torch.randn(4096, HEAD_DIM), rand(HIDDEN).float()
     for m in (1, 32, 256):
@@ -173,7 +188,13 @@ def model_step_cases(kernels: KernelSet, format_: str) -> Iterator[Case]:
         yield Case(f"step {format_}", f"M={m}", run, megabytes, m * mflop)
 
 
-CASES = {"row": row_cases, "linear": linear_cases, "attention": attention_cases, "step": step_cases}
+CASES = {
+    "row": row_cases,
+    "linear": linear_cases,
+    "layers": layers_cases,
+    "attention": attention_cases,
+    "step": step_cases,
+}
 
 
 def best_seconds(run: Callable[[], object], budget: float = 0.5) -> float:
