@@ -36,8 +36,8 @@ class Deliveries:
         outbox = self._outboxes[request.stream_id] = asyncio.Queue()
         yield ChunkBatch()
         while (batch := await outbox.get()) is not None:
+            outbox.task_done()  # the call may end now, behind the chunk: it is sent without a wait
             yield batch
-            outbox.task_done()
         raise Unavailable("the stream broke")
 
     async def break_all(self) -> None:
