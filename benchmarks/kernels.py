@@ -3,7 +3,8 @@
     PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops step]
 
 The `step` lines are a whole model step (30 layers in that weight format, logits in bf16) of M rows,
-one per sequence, with 256 positions of context each. Times are the best of several runs: the
+one per sequence, with 256 positions of context each; the `layers` lines are the products of all
+layers alone, of two models and for one row. Times are the best of several runs: the
 machine is shared.
 """
 

@@ -4,8 +4,8 @@
         --server now "surestep serve --port 8000 --speculative-config none --max-num-seqs 64" \
         --server before "../before/.venv/bin/surestep serve --port 8000 ..."
 
-One server at a time, in turns. What a process has used is read before and after each load, so
-start-up is not in it; text processes count with the gateway that they belong to.
+One server at a time, in turns. What the processes have used, by the module that each runs, is read
+before and after each load, so start-up is not in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import uvloop
@@ -22,7 +23,7 @@ from surestep_cli.bench.load import LoadReport, run_load
 
 async def measure(command: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     """Microseconds per token by process, and tokens per second."""
-    async with launched(command, args.log) as server:
+    async with launched(command, args.log_dir / "token_cost.log") as server:
         await server.first_token(lambda: http_first_token(args.url), args.start_timeout)
         await load(args.concurrency, seed - 1, args)  # what is loaded after the start
         before = cpu_seconds(server.process.pid)
@@ -68,7 +69,7 @@ def parse() -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=64)
     add("--seed", type=int, default=1)
     add("--start-timeout", type=float, default=120.0)
-    add("--log", type=Path, default=Path("token_cost.log"))
+    add("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="of the servers' output")
     return parser.parse_args()
 
 

@@ -15,7 +15,7 @@ import grpc
 from surestep_common.errors import ConnectionLost
 from surestep_proto import scheduler_pb2 as pb
 
-_RETRY_S = 0.1
+RETRY_S = 0.1  # until a stream that broke is opened again
 _RETRY_UNKNOWN_S = 5.0  # where the scheduler does not know the method
 
 
@@ -41,7 +41,7 @@ class DeliveryStream:
     async def run(self) -> None:
         """Open the stream again and again until cancelled."""
         while True:
-            pause_s, why = _RETRY_S, "the scheduler ended the stream of chunks"
+            pause_s, why = RETRY_S, "the scheduler ended the stream of chunks"
             try:
                 await self._read()
             except grpc.aio.AioRpcError as error:

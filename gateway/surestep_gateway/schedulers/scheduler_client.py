@@ -22,7 +22,7 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 
 from .circuit_breaker import CircuitBreaker
-from .delivery import DeliveryStream
+from .delivery import RETRY_S, DeliveryStream
 from .generate_call import GenerateCall
 from .history import History
 
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 GENERATE = f"{SERVICE}/Generate"
 RETRY_AFTER_S = 1.0  # for clients, without a better estimate
-_RETRY_S = 0.1
 _QUERY_TIMEOUT_S = 2.0
 _PROBE_S = 1.0  # between two probes, and for the answer to one
 _PROBES = 2  # missed in a row: silent
@@ -110,7 +109,7 @@ class SchedulerClient:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError
             self._set_serving(False)
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _watch_once(self) -> None:
         self._watching = self._health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -200,12 +199,11 @@ class SchedulerClient:
         """Open a call of Generate; leaving the block aborts it unless it is over."""
         number = self.breaker.begin(time.monotonic())
         delivery = self.delivery.of(number)
-        if request.sampling.want_prompt_logprobs:
-            delivery = None  # megabytes, which the tokens of others would wait for
-        if delivery is not None:
+        # Log-probabilities of a prompt are megabytes, which the tokens of others would wait for.
+        if delivery is not None and not request.sampling.want_prompt_logprobs:
             request.delivery.CopyFrom(delivery)
         stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        delivered = delivery is not None
+        delivered = request.HasField("delivery")
         call = GenerateCall(self, stream, number, self._tasks, delivered=delivered)
         self._calls[number] = call
         try:

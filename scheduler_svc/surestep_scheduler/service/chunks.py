@@ -50,11 +50,10 @@ def _fill(
         for output in outputs:
             rest = len(output.token_ids) - output.num_drafted
             chunk.drafted.extend([True] * output.num_drafted + [False] * rest)
-    logprobs = TokenLogprobs()
-    for output in outputs:
-        if output.logprobs is not None:
-            logprobs.extend(output.logprobs)
-    if logprobs.token_id:
+    if found := [output.logprobs for output in outputs if output.logprobs is not None]:
+        logprobs = TokenLogprobs()
+        for some in found:
+            logprobs.extend(some)
         chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
     last = outputs[-1]
     if last.finish is not None:

@@ -13,6 +13,7 @@ from support.fakes.model import FakeModel
 from support.fakes.worker import fake_worker
 from support.processes.scheduler_harness import (
     TIMEOUT_S,
+    Answer,
     Client,
     Gate,
     code_of,
@@ -71,6 +72,13 @@ def delivered(index: int, **changes: Any) -> pb.GenerateRequest:
     return message
 
 
+async def answer(client: Client, reader: Reader, *messages: pb.GenerateRequest) -> list[Answer]:
+    """What comes by the calls themselves while their chunks are read from the stream."""
+    calls = [asyncio.ensure_future(client.generate(message)) for message in messages]
+    await reader.read_to_the_end({message.delivery.call for message in messages})
+    return await asyncio.gather(*calls)
+
+
 async def test_the_chunks_of_all_calls_come_on_the_stream_and_the_ends_by_the_calls() -> None:
     messages = [delivered(i, length=1 + i % 40, max_tokens=1 + i % 50) for i in range(40)]
     async with (
@@ -84,9 +92,9 @@ async def test_the_chunks_of_all_calls_come_on_the_stream_and_the_ends_by_the_ca
         answers = await asyncio.gather(*calls)
         stats = await client.idle()
     assert alone.tokens == expected(MODEL, make_request(77))
-    for message, answer in zip(messages, answers, strict=True):
+    for message, named in zip(messages, answers, strict=True):
         call = message.delivery.call
-        assert not answer.chunks
+        assert not named.chunks
         assert reader.tokens(call) == expected(MODEL, message)
         starts = [chunk.HasField("start") for chunk in reader.chunks[call]]
         assert starts == [True] + [False] * (len(starts) - 1)
@@ -125,9 +133,7 @@ async def test_an_error_comes_by_the_call_and_behind_its_tokens() -> None:
         refused = await code_of(client.generate(delivered(2, max_tokens=0)))
         stats = await client.idle()
         await client.generate(make_request(3))
-        other = asyncio.ensure_future(client.generate(delivered(4)))
-        await reader.read_to_the_end({4})
-        await other
+        await answer(client, reader, delivered(4))
     assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
     whole = expected(MODEL, message)
     assert 0 < len(reader.tokens(1)) < len(whole)
@@ -152,9 +158,7 @@ async def test_a_cancelled_call_frees_its_slot_and_sends_no_more() -> None:
         await survivor
         stats = await client.idle()
         count = len(reader.tokens(1))
-        late = asyncio.ensure_future(client.generate(delivered(3)))
-        await reader.read_to_the_end({3})
-        await late
+        await answer(client, reader, delivered(3))
     assert stats.num_aborted_requests == 1
     assert stats.num_blocks_used == 0
     assert len(reader.tokens(1)) == count < 90
@@ -162,15 +166,14 @@ async def test_a_cancelled_call_frees_its_slot_and_sends_no_more() -> None:
 
 async def test_where_no_such_stream_is_open_chunks_come_by_the_call() -> None:
     async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
-        answer = await client.generate(delivered(1))
+        first = await client.generate(delivered(1))
         async with delivering(client) as reader:
-            call = asyncio.ensure_future(client.generate(delivered(2)))
-            await reader.read_to_the_end({2})
-            assert not (await call).chunks
+            (named,) = await answer(client, reader, delivered(2))
+            assert not named.chunks
         async with asyncio.timeout(TIMEOUT_S):  # until it has heard that nobody reads there now
             while not (last := await client.generate(delivered(3))).chunks:
                 pass
-    for index, got in ((1, answer), (3, last)):
+    for index, got in ((1, first), (3, last)):
         assert got.tokens == expected(MODEL, make_request(index))
 
 
@@ -186,9 +189,7 @@ async def test_a_stream_has_a_name_of_its_own() -> None:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.OUT_OF_RANGE,
             )
-        call = asyncio.ensure_future(client.generate(delivered(1)))
-        await reader.read_to_the_end({1})
-        await call
+        await answer(client, reader, delivered(1))
 
 
 async def test_large_chunks_share_no_message() -> None:
