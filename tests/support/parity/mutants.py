@@ -21,7 +21,6 @@ from surestep_kernels.step.shape_logits import Positions
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.step_ops import StepOps
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.drafters import Drafts
 from surestep_worker.drafters.inputs import DraftInputs
 from surestep_worker.ledger.plan import Rows
 from surestep_worker.ledger.slots import Slots
@@ -98,9 +97,10 @@ def minus_one_as_an_id(patch: pytest.MonkeyPatch) -> None:
     """Places without a draft hold -1, and every window is as long as it may be (#39295)."""
 
     def checked(original: Any, self: Any, slot: Any, max_drafts: torch.Tensor) -> Any:
-        ids, counts, _ = original(self, slot, max_drafts)
-        column = torch.arange(ids.shape[1])
-        return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), max_drafts)
+        drafts = original(self, slot, max_drafts)
+        column = torch.arange(drafts.ids.shape[1])
+        ids = torch.where(column < drafts.counts.unsqueeze(1), drafts.ids, -1)
+        return drafts._replace(ids=ids, counts=max_drafts)
 
     _around(patch, Proposals, "_checked", checked)
 

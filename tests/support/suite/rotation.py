@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -50,16 +50,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is of other shares, but no case, and no file with a turn, that is named."""
+    """Leave out what is of other shares, but no case, and no file with a turn, that is named.
+
+    What failed before is named by --last-failed.
+    """
     if config.option.full:
         return
     share, left_out, matrices = config.option.share, set[pytest.Item](), defaultdict(list)
+    failed = _failed_before(config)
     for item in items:
         if (mark := item.get_closest_marker("rotates")) is None:
             continue
         takes_turns = "turn" in mark.kwargs
         name = item.nodeid.partition("::")[0] if takes_turns else item.nodeid
-        if any(name in argument for argument in config.args):
+        if item.nodeid in failed or any(name in argument for argument in config.args):
             continue
         if not takes_turns:
             matrices[item.nodeid.partition("[")[0]].append(item)
@@ -69,6 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def _failed_before(config: pytest.Config) -> Collection[str]:
+    """The ids of the tests that --last-failed asks for; none without it."""
+    if not getattr(config.option, "lf", False) or config.cache is None:
+        return ()
+    return config.cache.get("cache/lastfailed", {})
 
 
 def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:

@@ -69,11 +69,11 @@ def test_what_has_no_history_has_a_share_all_the_same(tmp_path: Path) -> None:
     assert commits(tmp_path) == 0
 
 
-def run(folder: Path, *arguments: str) -> str:
-    """What pytest says of TESTS."""
-    (folder / "test_made_up.py").write_text(TESTS)
+def run(folder: Path, *arguments: str, source: str = TESTS) -> str:
+    """What pytest says of tests."""
+    (folder / "test_made_up.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", rotation.__name__, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", rotation.__name__]
     environ = os.environ | {
         "PYTHONPATH": str(Path(rotation.__file__).parents[2]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -103,3 +103,11 @@ def test_what_is_run_and_how_it_is_repeated(
     told = run(tmp_path, *arguments)
     assert f"{ends} in" in told
     assert told.count("share 0; --share 0 repeats it, --full runs every case") == num_told
+
+
+def test_what_failed_is_run_again_whatever_its_place_in_the_matrix(tmp_path: Path) -> None:
+    """Alone in a run it is the whole matrix: of share 0, whichever share it failed in."""
+    source = TESTS.replace("assert x < 100", "assert x != 5")
+    assert "2 failed, 14 passed in" in run(tmp_path, "--full", source=source)
+    again = run(tmp_path, "--share", "1", "--last-failed", source=source)
+    assert "2 failed in" in again, again
