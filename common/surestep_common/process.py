@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ STOPPED, TRACED, ENDING, DEAD = "T", "t", "Z", "X"  # states of a process
 _FLAGS, _PF_EXITING = 6, 4  # behind the name in /proc/PID/stat
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be
+_GARBAGE = 10_000  # new objects until the youngest are looked at; Python's 700 come with every step
 _MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
 _OTHER_FILES = 128  # that no client has
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v2 and v1
@@ -57,6 +59,12 @@ def die_with(parent: int | None) -> None:
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be asked for
         sys.exit(f"the process {parent} that has started this one is gone")
+
+
+def collect_seldom() -> None:
+    """Look for cyclic garbage seldom, and never among what was imported. Called before serving."""
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
 
 
 def prefer_as_victim(score: int) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 
-from surestep_common.process import die_with, dump_stacks_on_signal, end_on_sigterm
+from surestep_common.process import (
+    collect_seldom,
+    die_with,
+    dump_stacks_on_signal,
+    end_on_sigterm,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ def main() -> int:
     settings = GatewaySettings.load()
     access.use(settings)
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
-    gc.freeze()  # what was imported stays: collections need not look at it
+    collect_seldom()
     try:
         uvloop.run(run(settings))
     except SurestepError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 
 import uvloop
 from surestep_common import access, log
 from surestep_common.errors import SurestepError
-from surestep_common.process import dump_stacks_on_signal, raise_file_limit
+from surestep_common.process import collect_seldom, dump_stacks_on_signal, raise_file_limit
 
 from .config import SchedulerSettings
 from .server import serve
@@ -24,7 +23,7 @@ def main() -> int:
     settings = SchedulerSettings.load()
     access.use(settings)
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
-    gc.freeze()  # what was imported stays: collections need not look at it
+    collect_seldom()
     status = 0
     try:
         uvloop.run(serve(settings))

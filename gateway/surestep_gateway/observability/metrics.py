@@ -14,6 +14,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
+from .token_histogram import TokenHistogram
 from .vllm_metrics import ENGINE, LABELS
 
 _FIRST_TOKEN_S = (
@@ -29,7 +30,7 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_LOOK_S = 0.05  # between two looks at the event loop
+_LOOK_S = 0.1  # between two looks at the event loop
 _WINDOW_S = 60.0
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -48,9 +49,13 @@ class RequestHistograms:
         self.first_token = histogram(
             "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_S
         )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between two deliveries of tokens.", _TOKEN_S
+        self.inter_token = TokenHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two deliveries of tokens.",
+            dict(zip(LABELS, (model_name, ENGINE), strict=True)),
+            _TOKEN_S,
         )
+        registry.register(self.inter_token)
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
             "Mean time per token after the first.",

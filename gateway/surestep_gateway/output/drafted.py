@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -25,12 +25,15 @@ def wants_drafted(body: GenerationBody) -> bool:
     return body.speculative is not None and bool(body.speculative.return_drafted)
 
 
-def runs(chunk: GenerateChunk) -> Iterator[Run]:
-    """Yield the whole chunk, or its runs of tokens that are all drafted or all not."""
-    end, num_tokens = 0, len(chunk.token_ids)
+def runs(chunk: GenerateChunk) -> Iterable[Run]:
+    """Return the whole chunk, or its runs of tokens that are all drafted or all not."""
     if not chunk.drafted:
-        yield Run(0, num_tokens, None, True)
-        return
-    for drafted, group in groupby(chunk.drafted):
+        return (Run(0, len(chunk.token_ids), None, True),)
+    return _alike(chunk.drafted)
+
+
+def _alike(drafted: Sequence[bool]) -> Iterator[Run]:
+    end = 0
+    for same, group in groupby(drafted):
         first, end = end, end + sum(1 for _ in group)
-        yield Run(first, end, drafted, end == num_tokens)
+        yield Run(first, end, same, end == len(drafted))

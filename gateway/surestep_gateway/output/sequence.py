@@ -102,8 +102,9 @@ class OutputSequence:
             async for chunk in chunks:
                 if chunk.HasField("start"):
                     self._note_start(chunk)
-                self.num_preemptions = chunk.end.num_preemptions
-                if not chunk.token_ids and not chunk.finish_reason:
+                if chunk.finish_reason:
+                    self.num_preemptions = chunk.end.num_preemptions
+                elif not chunk.token_ids:
                     continue
                 self.timer.tokens()
                 if self._prompt_only:

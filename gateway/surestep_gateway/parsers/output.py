@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Parser, PlainText, ReasoningParser, StructuredParser
+from .base import Parser, PlainText, ReasoningParser, StructuredParser, is_structured
 from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 
@@ -21,7 +21,7 @@ class OutputParser:
         self._tools = tools
         self._max_calls = max_calls
         self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
-        self._structured = reasoning if isinstance(reasoning, StructuredParser) else None
+        self._structured: StructuredParser | None = reasoning if is_structured(reasoning) else None
         self.structure = self._structured.structure if self._structured is not None else ()
         self.sets_reasoning_apart = reasoning is not None
         self.called = False  # whether the output calls a tool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common import tracing
@@ -145,6 +145,7 @@ class ResumableStream:
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
         self._span: Span | None = None  # of the last call
+        self._token_by = 0.0  # when the next token is late
         self._waiting_since: float | None = None  # for tokens, without a call that brings them
         self._refused = 0  # calls that failed without a loss since the last token
         self._full = 0  # refusals of full schedulers since the last token
@@ -163,10 +164,12 @@ class ResumableStream:
                 await self._in_time(self._record.turn())
                 scheduler = await self._scheduler()
                 try:
-                    async with contextlib.aclosing(self._attempt(scheduler)) as chunks:
-                        async for chunk in chunks:
+                    with self._calling(scheduler) as call:
+                        while True:
+                            chunk = await self._read(call)
                             yield chunk
-                    return
+                            if chunk.finish_reason:
+                                return
                 except QueueFull as error:
                     await self._after_refusal(scheduler, error)
                 except Unavailable as error:
@@ -198,8 +201,10 @@ class ResumableStream:
         timeouts = self._timeouts.resume_s if resuming else self._timeouts.admission_s
         return min(self._waiting_since + timeouts, self._deadline) - self._clock()
 
-    async def _attempt(self, scheduler: SchedulerClient) -> AsyncGenerator[GenerateChunk, None]:
-        token_by = self._clock() + self._timeouts.first_token_s
+    @contextlib.contextmanager
+    def _calling(self, scheduler: SchedulerClient) -> Iterator[GenerateCall]:
+        """Open a call; leaving the block aborts it unless it is over."""
+        self._token_by = self._clock() + self._timeouts.first_token_s
         request, remaining_s = self._journal.request(), self._remaining()
         with (
             self._traced(scheduler, request) as span,
@@ -207,17 +212,7 @@ class ResumableStream:
             scheduler.generate(request, remaining_s, span.headers) as call,
         ):
             self._call = call
-            while True:
-                chunk = await self._read(call, token_by)
-                self._journal.record(chunk)
-                if chunk.HasField("start"):
-                    self._siblings.started()
-                if chunk.token_ids:
-                    self._progress()
-                    token_by = self._clock() + self._timeouts.inter_token_s
-                yield chunk
-                if chunk.finish_reason:
-                    return
+            yield call
 
     def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
         """Return a span for a call, linked to that of the call which it resumes."""
@@ -237,13 +232,22 @@ class ResumableStream:
         )
         return self._span
 
-    async def _read(self, call: GenerateCall, token_by: float) -> GenerateChunk:
+    async def _read(self, call: GenerateCall) -> GenerateChunk:
+        """Return the next chunk of a call, which is in the journal then."""
+        token_by = self._token_by
         try:
-            return await call.read(min(token_by, self._deadline))
+            chunk = await call.read(min(token_by, self._deadline))
         except TimeoutError:
             whole = token_by >= self._deadline
             what = "the request did not finish" if whole else "no token came"
             raise DeadlineExceeded(f"{what} in time") from None
+        self._journal.record(chunk)
+        if chunk.HasField("start"):
+            self._siblings.started()
+        if chunk.token_ids:
+            self._progress()
+            self._token_by = self._clock() + self._timeouts.inter_token_s
+        return chunk
 
     def _progress(self) -> None:
         self._error = self._waiting_since = None

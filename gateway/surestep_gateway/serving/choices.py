@@ -174,9 +174,10 @@ class CompletionChoices:
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         """Return the text, and the finish reason in the last chunk."""
-        if not (delta.text or delta.finish_reason or delta.logprobs or self._every_token):
+        text = delta.text
+        if not (text or delta.finish_reason or delta.logprobs or self._every_token):
             return None
-        choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
+        choice = self._choice(sequence, text, delta.finish_reason, delta.stop_reason)
         choice["logprobs"] = self.logprobs(sequence, delta.logprobs)
         if self._token_ids:
             choice["token_ids"] = list(delta.token_ids)

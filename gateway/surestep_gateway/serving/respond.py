@@ -117,7 +117,8 @@ async def until_disconnect(
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_raise_on_disconnect(receive))
-            result = await work
+            # A task of its own, so that a token need not come in through the whole application.
+            result = await group.create_task(work)
             watcher.cancel()
         return result
     except BaseExceptionGroup as errors:

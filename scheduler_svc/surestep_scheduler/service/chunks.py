@@ -21,7 +21,9 @@ def batches(ready: Iterable[RequestOutputs], engine: Engine) -> Iterator[pb.Chun
     """Take the outputs of requests, one chunk for all of a request's, in messages that fit."""
     batch, size = pb.ChunkBatch(), 0
     for opened in ready:
-        outputs = [output for output in opened.take() if output.error is None]
+        outputs = opened.take()
+        if outputs and outputs[-1].error is not None:  # which its call tells
+            outputs.pop()
         if not outputs:
             continue
         batch.calls.append(opened.call)
@@ -50,12 +52,9 @@ def _fill(
         for output in outputs:
             rest = len(output.token_ids) - output.num_drafted
             chunk.drafted.extend([True] * output.num_drafted + [False] * rest)
-    if found := [output.logprobs for output in outputs if output.logprobs is not None]:
-        logprobs = TokenLogprobs()
-        for some in found:
-            logprobs.extend(some)
-        chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
     last = outputs[-1]
+    if any(output.logprobs for output in outputs):
+        _set_logprobs(chunk, outputs)
     if last.finish is not None:
         chunk.pooled = last.pooled
         chunk.finish_reason = _FINISH[last.finish]
@@ -73,6 +72,14 @@ def _start(
         chunk.start.resolved.CopyFrom(opened.resolved)
     if prompt is not None:
         chunk.prompt_logprobs.CopyFrom(logprob_columns(prompt, first_row=1))
+
+
+def _set_logprobs(chunk: pb.GenerateChunk, outputs: Iterable[Output]) -> None:
+    logprobs = TokenLogprobs()
+    for output in outputs:
+        if output.logprobs is not None:
+            logprobs.extend(output.logprobs)
+    chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
 
 
 def _end(seq: TokenSequence) -> pb.RequestEnd:

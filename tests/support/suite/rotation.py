@@ -79,7 +79,8 @@ def _failed_before(config: pytest.Config) -> Collection[str]:
     """The ids of the tests that --last-failed asks for; none without it."""
     if not getattr(config.option, "lf", False) or config.cache is None:
         return ()
-    return config.cache.get("cache/lastfailed", {})
+    failed: dict[str, bool] = config.cache.get("cache/lastfailed", {})
+    return failed
 
 
 def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:

@@ -1,0 +1,41 @@
+"""A histogram that may be observed with every token."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+
+class TokenHistogram(Collector):
+    """Counts on one thread: the library's takes a lock twice for each value, and ten times as
+    long.
+    """
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], buckets: Sequence[float]
+    ) -> None:
+        """`buckets` are upper bounds, ascending, without infinity."""
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counts up to each bound and the sum."""
+        names = [*map(str, self._bounds), "+Inf"]
+        within = list(zip(names, accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(self._name, self._text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), within, self._sum)
+        yield family
