@@ -196,7 +196,10 @@ class WorkerSettings(PeerSettings):
         default=True, description="keep a process beside each rank that can replace it at once"
     )
     cpu_threads: int = Field(
-        default=0, ge=0, description="compute threads of a rank; 0 = its share of the cores"
+        default=0,
+        ge=0,
+        description="compute threads of a rank; 0 = its share of the cores, and fewer for small "
+        "steps that are as quick with them",
     )
     rank: int = Field(default=0, ge=0, description="index of this rank")
     local_ranks: int | None = Field(

@@ -17,6 +17,7 @@ __all__ = [
     "IntArray",
     "Rows",
     "SnapshotRequests",
+    "most_tokens",
     "read_rows",
     "read_snapshots",
 ]
@@ -76,6 +77,12 @@ def _column(values: object) -> IntArray:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise InvalidRequest("a number of the plan has more than 63 bits") from None
+
+
+def most_tokens(rows: Rows) -> int:
+    """Return how many tokens a step of these rows has at most: all that may be drafted."""
+    num_decodes = len(rows) - int(rows.is_prefill.sum())
+    return num_decodes + int(rows.num_tokens.sum() + rows.max_drafts.sum())
 
 
 def without_drafts(rows: Rows) -> Rows:

@@ -29,7 +29,7 @@ from surestep_worker.step.runner import Runner
 from .build_log import log_facts, show_progress
 from .built import Built
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
-from .choose_kernels import choose_kernels, choose_rounding
+from .choose_kernels import choose_kernels, choose_rounding, step_threads
 from .gpu_memory_profiler import claim_gpu
 from .grammars import grammar_table, most_forced
 from .products import choose_products
@@ -214,6 +214,7 @@ def assemble(
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_step_tokens,
         compilations=kernels.compilations,
+        threads=step_threads(settings, kernels),
     )
     method = speculation.method if speculation is not None else ""
     return Built(Runner(context), _facts(settings, context, kernels, method))

@@ -14,6 +14,7 @@ from surestep_worker.checkpoint.schemes import Fp8
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.wanted_quantization import rounding_wanted
 from surestep_worker.models import ModelSource, attention_case
+from surestep_worker.step.threads import StepThreads
 
 
 def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
@@ -43,6 +44,13 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
         _choose_launches(settings)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     return kernels
+
+
+def step_threads(settings: WorkerSettings, kernels: KernelSet) -> StepThreads | None:
+    """Return what sets the threads of every step; None where their number is settled."""
+    if settings.device != "cpu" or settings.cpu_threads:
+        return None
+    return StepThreads(_share_of_cores(settings), kernels.set_num_threads)
 
 
 def choose_rounding(settings: WorkerSettings, source: ModelSource) -> Rounding | None:

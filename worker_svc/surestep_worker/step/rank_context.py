@@ -18,6 +18,8 @@ from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import Model
 from surestep_worker.sampling.table import SamplingTable
 
+from .threads import StepThreads
+
 
 class RankContext(NamedTuple):
     """The parts that steps of one rank use."""
@@ -38,6 +40,7 @@ class RankContext(NamedTuple):
     use_graphs: bool  # capture steps, unless launches are synchronous
     max_step_tokens: int
     compilations: Compilations
+    threads: StepThreads | None  # None: their number is settled
 
     @property
     def synchronous(self) -> bool:

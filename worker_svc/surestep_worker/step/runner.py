@@ -8,7 +8,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
-from surestep_worker.ledger.plan import Rows, read_rows
+from surestep_worker.ledger.plan import Rows, most_tokens, read_rows
 from surestep_worker.ledger.plan_bounds import PlanBounds, extend_groups
 from surestep_worker.ledger.plan_check import check_rows
 
@@ -94,7 +94,11 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute a plan. Raises LedgerError or InvalidRequest, which end the epoch."""
-        return self._launcher.launch(plan, self._apply(plan))
+        rows, threads = self._apply(plan), self.context.threads
+        if threads is None:
+            return self._launcher.launch(plan, rows)
+        with threads.of_step(most_tokens(rows)):
+            return self._launcher.launch(plan, rows)
 
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
         """Execute one plan. Raises as `launch` and Pending.finish do."""
