@@ -73,10 +73,15 @@ def histogram_family(histogram: Histogram[T], labelled: Labelled[T]) -> Metric:
     """Return a family with one histogram per scheduler."""
     metric = HistogramMetricFamily(histogram.name, histogram.text, labels=LABELS)
     for labels, said in labelled:
-        bounds, counts, total = histogram.value(said)
-        names = [*(str(float(bound)) for bound in bounds), "+Inf"]
-        metric.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
+        content = histogram.value(said)
+        metric.add_metric(labels, within(content), content.total)
     return metric
+
+
+def within(content: Distribution) -> list[tuple[str, float]]:
+    """Return how many values are within each bound, under the names that samples have."""
+    names = [*(str(float(bound)) for bound in content.bounds), "+Inf"]
+    return list(zip(names, accumulate(content.counts), strict=True))
 
 
 def of_small_numbers(counts: Sequence[int], largest: int) -> Distribution:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from .metric_families import Distribution, within
 
 
 class TokenHistogram(Collector):
@@ -34,8 +35,7 @@ class TokenHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counts up to each bound and the sum."""
-        names = [*map(str, self._bounds), "+Inf"]
-        within = list(zip(names, accumulate(self._counts), strict=True))
+        content = Distribution(self._bounds, self._counts, self._sum)
         family = HistogramMetricFamily(self._name, self._text, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), within, self._sum)
+        family.add_metric(tuple(self._labels.values()), within(content), content.total)
         yield family

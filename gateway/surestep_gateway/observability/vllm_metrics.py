@@ -7,12 +7,13 @@ Counters never fall: a scheduler that restarts or does not respond continues fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats
+
+from .metric_families import Distribution, within
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -194,11 +195,10 @@ class EngineMetrics:
         counts = {int(bound): count for bound, count in self._totals.of(_STEP_TOKENS).items()}
         beyond = counts.pop(0, 0.0)
         bounds = sorted(counts)
-        within = list(accumulate(counts[bound] for bound in bounds))
-        buckets = [(str(float(bound)), count) for bound, count in zip(bounds, within, strict=True)]
-        buckets.append(("+Inf", sum(counts.values()) + beyond))
+        total = self._totals.of(_STEP_TOKENS_SUM)[""]
+        content = Distribution(bounds, [*(counts[bound] for bound in bounds), beyond], total)
         family = HistogramMetricFamily(_STEP_TOKENS.name, _STEP_TOKENS.text, labels=LABELS)
-        family.add_metric(self._labels, buckets, self._totals.of(_STEP_TOKENS_SUM)[""])
+        family.add_metric(self._labels, within(content), total)
         return family
 
     def _cache_config(self, answers: Sequence[StatsReply]) -> Metric:
