@@ -18,28 +18,26 @@
 #include "pool.h"
 
 /* One span for `queries` queries that all see its positions from..n. */
-INLINE void attend_span(query_tile *t, int first, const int queries, long from, long n, const int dtype)
+INLINE void attend_span(query_tile *t, int first, const int queries, long from, long n, const int dtype,
+                        const int pairs)
 {
     const int vectors = queries <= WIDE_QUERIES ? 4 : 2;
     const long together = vectors * GROUPS;
     long groups = (n + GROUP - 1) / GROUP, d = 0;
     for (long g = from / (GROUP * together) * together; g < groups; g += together)
-        score(t, first, queries, vectors, g, groups, dtype);
+        score(t, first, queries, vectors, g, groups, dtype, pairs);
     soften(t, first, queries, from, n);
     for (; d + vectors * LANES <= t->j->head_dim; d += vectors * LANES)
-        add_values(t, first, queries, vectors, d, from, n, dtype);
-    for (; d < t->j->head_dim; d += LANES) add_values(t, first, queries, 1, d, from, n, dtype);
+        add_values(t, first, queries, vectors, d, from, n, dtype, pairs);
+    for (; d < t->j->head_dim; d += LANES) add_values(t, first, queries, 1, d, from, n, dtype, pairs);
 }
 
 static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->unpacked) attend_span(t, first, count, from, n, UNPACKED); \
-        else if (t->j->pages.dtype == BF16) attend_span(t, first, count, from, n, BF16); \
-        else if (t->j->pages.dtype == E4M3) attend_span(t, first, count, from, n, E4M3); \
-        else if (t->j->pages.dtype == I8) attend_span(t, first, count, from, n, I8); \
-        else attend_span(t, first, count, from, n, F32); \
+        if (t->unpacked) { BY_PAIRS(t, attend_span, t, first, count, from, n, UNPACKED) } \
+        else { BY_PAGES(t, attend_span, t, first, count, from, n) } \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
 #undef ATTEND
@@ -81,7 +79,8 @@ INLINE void begin(query_tile *t, long first_token, const int dtype)
         long from = query_index(t, first_token, i, j->q_stride);
         t->max[i] = j->sinks ? j->sinks[head_of(t, i)] : -INFINITY;
         t->sum[i] = (f8){j->sinks ? 1.0f : 0.0f};
-        for (long d = 0; d < j->head_dim; d += 8)
+        if (t->pairs) memcpy(t->q + i * t->dims, element(j->q, from, BF16), (size_t)j->head_dim * 2);
+        for (long d = 0; !t->pairs && d < j->head_dim; d += 8)
             store8(t->q, i * t->dims + d, load8(j->q, from + d, dtype) * j->scale, F32);
     }
 }
@@ -111,6 +110,7 @@ static void attention_task(const void *job, long index)
     t.kv_head = index % j->kv_heads;
     t.count = tokens * group;
     t.unpacked = t.count > SHARED_QUERIES;
+    t.pairs = has_pairs(j);
     t.dims = (j->head_dim + LANES - 1) / LANES * LANES;
     if (j->dtype == BF16) begin(&t, first_token, BF16);
     else begin(&t, first_token, F32);

@@ -96,3 +96,15 @@ INLINE vf exp_lanes(vf x)
     return exp8(x);
 #endif
 }
+
+/* exp8. */
+INLINE vf exp_any(vf x)
+{
+#if defined(__AVX512F__)
+    return exp_lanes((vf)_mm512_min_ps(_mm512_set1_ps(88.0f), (__m512)x)); /* NaN stays */
+#else
+    return exp8(x);
+#endif
+}
+
+INLINE vf sigmoid_lanes(vf x) { return 1.0f / (1.0f + exp_any(-x)); }

@@ -42,21 +42,29 @@ INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, co
 }
 #endif
 
+/* `columns` columns of a row, from `first` on. */
+INLINE void store_row(const linear_job *j, const float *sum, long out, long first, long columns,
+                      const int dtype)
+{
+    long c = 0;
+    for (; c + LANES <= columns; c += LANES) {
+        vf value = (vf)load_lanes((const char *)(sum + c), 0);
+        if (j->bias) value += (vf)load_lanes((const char *)(j->bias + first + c), 0);
+        store_lanes(j->y, out + c, value, dtype);
+    }
+    for (; c < columns; c++) store1(j->y, out + c, sum[c] + (j->bias ? j->bias[first + c] : 0), dtype);
+}
+
 /* Separate from the tiles, so that it is compiled once. */
 void linear_store(const linear_job *j, const float *sums, long row, long panel, int rows,
                   int panels)
 {
-    long first = panel * PANEL, width = panels * PANEL;
-    long columns = j->n - first < width ? j->n - first : width;
+    const long first = panel * PANEL, width = panels * PANEL, n = j->n;
+    const long columns = n - first < width ? n - first : width;
     for (long r = 0; r < rows; r++) {
         const float *sum = sums + r * width;
-        long out = (row + r) * j->n + first, c = 0;
-        for (; c < columns; c += 8) {
-            f8 value = load8(sum, c, F32);
-            if (j->bias) value += load8(j->bias, first + c, F32);
-            if (c + 8 <= columns) store8(j->y, out + c, value, j->y_dtype);
-            else for (long i = c; i < columns; i++) store1(j->y, out + i, value[i - c], j->y_dtype);
-        }
+        if (j->y_dtype == BF16) store_row(j, sum, (row + r) * n + first, first, columns, BF16);
+        else store_row(j, sum, (row + r) * n + first, first, columns, F32);
     }
 }
 

@@ -74,6 +74,30 @@ INLINE vf splat(float x)
 #endif
 }
 
+/* round8 for all lanes. */
+INLINE vu round_lanes(vf x)
+{
+#if defined(__AVX512F__)
+    const __m512i wide = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    return (vu)_mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), nan, _mm512_set1_epi32(0x7fc0));
+#else
+    return round8(x);
+#endif
+}
+
+/* store8 for all lanes. */
+INLINE void store_lanes(void *base, long index, vf x, const int dtype)
+{
+    if (dtype != BF16) {
+        memcpy((char *)base + index * 4, &x, sizeof x);
+        return;
+    }
+    const vh narrow = __builtin_convertvector(round_lanes(x), vh);
+    memcpy((char *)base + index * 2, &narrow, sizeof narrow);
+}
+
 INLINE vu load_lanes(const char *w, int half)
 {
     vu bits;

@@ -1,4 +1,5 @@
 /* Ops that treat each row alone: norms, the gated activation, rotary embedding, KV store. */
+#include "halves.h"
 #include "ops.h"
 #include "rows.h"
 
@@ -69,25 +70,35 @@ typedef struct {
     float limit; /* of clamped_swiglu; 0: silu_and_mul */
 } gate_job;
 
-INLINE f8 gate8(const gate_job *j, f8 gate, f8 up, const int dtype)
+INLINE vf select_lanes(vi mask, vf yes, vf no)
 {
-    if (j->limit == 0) return rounded8(silu8(gate), dtype) * up;
-    const f8 most = splat8(j->limit); /* comparisons let NaN pass */
-    gate = select8(gate > most, most, gate);
-    up = select8(up > most, most, select8(up < -most, -most, up));
-    return (up + 1.0f) * (gate * sigmoid8(1.702f * gate));
+    return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+}
+
+INLINE vf gate_lanes(const gate_job *j, vf gate, vf up, const int dtype)
+{
+    if (j->limit == 0) {
+        const vf silu = gate / (1.0f + exp_any(-gate));
+        return (dtype == BF16 ? (vf)(round_lanes(silu) << 16) : silu) * up;
+    }
+    const vf most = splat(j->limit); /* comparisons let NaN pass */
+    gate = select_lanes(gate > most, most, gate);
+    up = select_lanes(up > most, most, select_lanes(up < -most, -most, up));
+    return (up + 1.0f) * (gate * sigmoid_lanes(1.702f * gate));
 }
 
 INLINE void gate_row(const gate_job *j, long row, const int dtype)
 {
     const long width = j->range.width, gate = row * 2 * width, up = gate + width;
     long i = 0;
-    for (; i + 8 <= width; i += 8)
-        store8(j->out, row * width + i,
-               gate8(j, load8(j->x, gate + i, dtype), load8(j->x, up + i, dtype), dtype), dtype);
+    for (; i + LANES <= width; i += LANES) {
+        const vf g = load_halves(j->x, gate + i, gate + i + 8, dtype);
+        const vf u = load_halves(j->x, up + i, up + i + 8, dtype);
+        store_lanes(j->out, row * width + i, gate_lanes(j, g, u, dtype), dtype);
+    }
     for (; i < width; i++) {
-        f8 g = {load1(j->x, gate + i, dtype)}, u = {load1(j->x, up + i, dtype)};
-        store1(j->out, row * width + i, gate8(j, g, u, dtype)[0], dtype);
+        const vf g = splat(load1(j->x, gate + i, dtype)), u = splat(load1(j->x, up + i, dtype));
+        store1(j->out, row * width + i, gate_lanes(j, g, u, dtype)[0], dtype);
     }
 }
 

@@ -127,9 +127,16 @@ INLINE void store1(void *base, long index, float x, const int dtype)
 /* The same for 8 lanes; the bits lie in the lower halves. */
 INLINE u8x round8(f8 x)
 {
+#if defined(__AVX512VL__) /* a mask instead of vectors of ones */
+    const __m256i wide = (__m256i)x, odd = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(wide, _mm256_set1_epi32(0x7fff)), odd);
+    const __mmask8 nan = _mm256_cmp_ps_mask((__m256)x, (__m256)x, _CMP_UNORD_Q);
+    return (u8x)_mm256_mask_mov_epi32(_mm256_srli_epi32(sum, 16), nan, _mm256_set1_epi32(0x7fc0));
+#else
     u8x bits = (u8x)x, nan = (u8x)(x != x);
     u8x rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return (rounded & ~nan) | (nan & 0x7fc0);
+#endif
 }
 
 INLINE void store8(void *base, long index, f8 x, const int dtype)
