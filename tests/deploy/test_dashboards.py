@@ -102,7 +102,7 @@ def busy(server: Stack, prometheus: Prometheus) -> Prometheus:
     body |= {"ignore_eos": True, "temperature": 0}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
     server.wait_until(lambda: scraped("surestep:mode_rows_total"), "a scrape")
-    pid = server.status()["scheduler"]["ranks"][0]["pid"]
+    pid = server.scheduler()["ranks"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
     for _ in range(2):
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()

@@ -143,12 +143,12 @@ def test_documents_are_the_same_while_workers_and_the_scheduler_are_killed(serve
         jsonschema.validate(json.loads(served.text(ids)), SCHEMA)
     stream = _stream(served, grammar, seed=0)
     early = list(next(stream).token_ids) + list(next(stream).token_ids)
-    status = served.stack.status()["scheduler"]
+    status = served.stack.scheduler()
     os.kill(status["ranks"][0]["pid"], signal.SIGKILL)
     with ThreadPoolExecutor(len(seeds)) as threads:
         others = [threads.submit(served.ask, grammar, seed=seed) for seed in seeds[1:]]
         early += next(stream).token_ids
-        os.kill(served.stack.status()["scheduler"]["pid"], signal.SIGKILL)
+        os.kill(served.stack.scheduler()["pid"], signal.SIGKILL)
         for chunk in stream:
             early += chunk.token_ids
         assert [early, *(other.result() for other in others)] == expected

@@ -62,7 +62,7 @@ def stream(stack: Stack, number: signal.Signals | None = None) -> Answer:
         now = time.monotonic()
         answer, last = Answer(answer.ids + ids_of(chunk), max(answer.pause_s, now - last)), now
         if number is not None and len(answer.ids) >= 10:
-            os.kill(stack.status()["scheduler"]["pid"], number)
+            os.kill(stack.scheduler()["pid"], number)
             number = None
     assert number is None
     return answer
@@ -79,19 +79,19 @@ def ids_of(chunk: Completion) -> list[int]:
 def test_the_stream_goes_on_without_the_scheduler(
     fragile: Stack, quiet: Answer, number: signal.Signals
 ) -> None:
-    pid = fragile.status()["scheduler"]["pid"]
+    pid = fragile.scheduler()["pid"]
     resumed = fragile.metric(RESUMED)
     disturbed = stream(fragile, number)
     assert disturbed.ids == quiet.ids
     assert disturbed.pause_s < PAUSE_S
     fragile.wait_until(fragile.is_ready, "readiness")
     if number == signal.SIGSTOP:  # it is told to go on, and need not be replaced
-        assert fragile.status()["scheduler"]["pid"] == pid
+        assert fragile.scheduler()["pid"] == pid
     else:
-        assert fragile.status()["scheduler"]["pid"] != pid
+        assert fragile.scheduler()["pid"] != pid
         assert fragile.metric(RESUMED) == resumed + 1
 
 
 def test_a_new_request_waits_for_the_scheduler(fragile: Stack, quiet: Answer) -> None:
-    os.kill(fragile.status()["scheduler"]["pid"], signal.SIGKILL)
+    os.kill(fragile.scheduler()["pid"], signal.SIGKILL)
     assert stream(fragile).ids == quiet.ids

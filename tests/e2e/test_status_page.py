@@ -68,7 +68,7 @@ def finished(page: Page) -> Any:
 
 
 def test_the_page_shows_what_the_server_is(page: Page, server: FaultyServer) -> None:
-    status = server.status()["scheduler"]
+    status = server.stack.scheduler()
     row = page.locator(".ranks tbody tr")
     expect(row).to_have_count(1)
     expect(row).to_contain_text(f"pid {status['supervisors'][0]['rank_pid']}")
@@ -115,7 +115,7 @@ def test_a_killed_worker_shows_up_and_comes_back(page: Page, server: FaultyServe
     ask(page, STORY)
     expected = finished(page).locator(".said").text_content()
     page.get_by_role("button", name="New").click()
-    old = server.status()["scheduler"]
+    old = server.stack.scheduler()
     ask(page, STORY)
     expect(page.locator(".turn.assistant .said span").nth(5)).to_be_attached(timeout=PATIENCE_MS)
     os.kill(old["supervisors"][0]["rank_pid"], signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_a_killed_worker_shows_up_and_comes_back(page: Page, server: FaultyServe
 
 
 def test_it_goes_on_when_the_scheduler_is_lost(page: Page, server: FaultyServer) -> None:
-    os.kill(server.status()["scheduler"]["pid"], signal.SIGKILL)
+    os.kill(server.stack.scheduler()["pid"], signal.SIGKILL)
     fault = page.locator("#faults li").first
     expect(fault).to_contain_text("The scheduler did not answer", timeout=PATIENCE_MS)
     expect(fault).to_contain_text("It was back after", timeout=PATIENCE_MS)

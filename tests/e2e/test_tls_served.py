@@ -29,7 +29,7 @@ def test_services_speak_tls(tiny_model: Path, tmp_path: Path) -> None:
         body = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(stack.url + "/v1/completions", json=body, timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 4
-        scheduler = stack.status()["scheduler"]
+        scheduler = stack.scheduler()
         addresses = [scheduler["address"], scheduler["supervisors"][0]["address"]]
         addresses.append(scheduler["supervisors"][0]["rank_address"])
         for address in addresses:

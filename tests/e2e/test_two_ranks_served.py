@@ -54,6 +54,6 @@ def test_two_ranks_equal_one(stack: Stack, pair: Stack, temperature: float) -> N
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_death_of_either_rank_changes_nothing(stack: Stack, pair: Stack, rank: int) -> None:
-    ranks = pair.status()["scheduler"]["ranks"]
+    ranks = pair.scheduler()["ranks"]
     assert [facts["rank"] for facts in ranks] == [0, 1]
     assert answer(pair, 0.8, kill=ranks[rank]["pid"]) == answer(stack, 0.8)

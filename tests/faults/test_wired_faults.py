@@ -137,5 +137,5 @@ def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: Fa
 
 def scheduler_of(server: FaultyServer) -> str:
     """host:port."""
-    address: str = server.status()["scheduler"]["address"]
+    address: str = server.stack.scheduler()["address"]
     return address

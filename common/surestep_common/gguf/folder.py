@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,12 +21,13 @@ from pydantic import AfterValidator
 from surestep_common.config import cache_dir
 from surestep_common.errors import NotFound, SurestepError, Unavailable
 
-from .header import Header, read_header
+from .header import Header
 from .model_config import config_of, generation_config_of
+from .parts import part_files, read_whole, whole_name
 from .tokenizer import tokenizer_of
 
 WEIGHTS = "model.gguf"  # in the folder: a link to the file
-_FORMAT = 1  # of what is written: another number makes every folder anew
+_FORMAT = 2  # of what is written: another number makes every folder anew
 _TEMPLATE = "tokenizer.chat_template"
 
 
@@ -37,28 +39,45 @@ def is_gguf(path: Path) -> bool:
 def model_folder(path: Path) -> Path:
     """Return the folder of a GGUF file, in the cache; it is written unless it is there.
 
-    It is made anew for a file that has changed, and bears the name of the file. Raises NotFound
-    without a file, InvalidRequest for one that is not served, and Unavailable if the cache cannot
-    be written.
+    It is made anew for a file that has changed, and bears the name of the file. Of a file in parts
+    `path` is the first. Raises NotFound without a file, InvalidRequest for one that is not served,
+    and Unavailable if the cache cannot be written.
     """
-    file = path.expanduser().resolve()
-    try:
-        about = file.stat()
-    except OSError as error:
-        raise NotFound(f"cannot read {path}: {error.strerror}", param="model") from error
-    key = f"{_FORMAT} {file} {about.st_size} {about.st_mtime_ns}"
+    file = path.expanduser().absolute()  # links stay: parts are found by their names
+    key = f"{_FORMAT} {file} {_versions(path.expanduser())}"
     home = cache_dir() / "gguf"
     place = home / hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = place / file.stem
+    folder = place / whole_name(file)
     if folder.is_dir():
         return folder
-    files = _contents(read_header(file))
+    files = _contents(read_whole(file))
     try:
         _write(files, file, place)
     except OSError as error:
         why = error.strerror or error
         raise Unavailable(f"cannot keep the tokenizer of {path} in {home}: {why}") from error
     return folder
+
+
+def weights_of(folder: Path) -> Path | None:
+    """Return the GGUF file of a model folder, by the name that it has for the user; None: the
+    folder has its weights otherwise."""
+    link = folder / WEIGHTS
+    if link.is_symlink():
+        return folder / os.readlink(link)
+    return link if link.exists() else None
+
+
+def _versions(path: Path) -> list[tuple[int, int]]:
+    """Return sizes and times of all parts. Raises NotFound."""
+    versions = []
+    for part in part_files(path):
+        try:
+            about = part.stat()
+        except OSError as error:
+            raise NotFound(f"cannot read {part}: {error.strerror}", param="model") from error
+        versions.append((about.st_size, about.st_mtime_ns))
+    return versions
 
 
 def _served(path: Path) -> Path:
@@ -110,7 +129,7 @@ def _write(files: Mapping[str, str], weights: Path, place: Path) -> None:
             return
         partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            folder = partial / weights.stem
+            folder = partial / whole_name(weights)
             folder.mkdir()
             for name, text in files.items():
                 (folder / name).write_text(text, encoding="utf-8")

@@ -78,8 +78,9 @@ _OTHER_TYPES = {
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of the file."""
+    """A tensor of the file, or of another part of it."""
 
+    file: Path
     type: BlockType
     shape: tuple[int, ...]  # outermost dimension first, as elsewhere; the file has them reversed
     begin: int  # byte of the file
@@ -87,7 +88,7 @@ class TensorPlace(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands before the weights."""
+    """What stands before the weights. The tensors are those of all parts: see parts.py."""
 
     path: Path
     metadata: dict[str, Any]
@@ -117,18 +118,18 @@ class Header(NamedTuple):
     def read(self, place: TensorPlace) -> bytes:
         """Return the bytes of a small tensor. Raises InvalidRequest."""
         try:
-            with self.path.open("rb") as file:
+            with place.file.open("rb") as file:
                 file.seek(place.begin)
                 data = file.read(place.nbytes)
         except OSError as error:
-            raise InvalidRequest(f"cannot read {self.path}: {error.strerror}") from error
+            raise InvalidRequest(f"cannot read {place.file}: {error.strerror}") from error
         if len(data) != place.nbytes:
-            refuse(self.path, "it has become shorter")
+            refuse(place.file, "it has become shorter")
         return data
 
 
 def read_header(path: Path) -> Header:
-    """Read the header. Raises InvalidRequest naming the file, and what is wrong in it."""
+    """Read the header of one file. Raises InvalidRequest naming it, and what is wrong in it."""
     try:
         about = path.stat()  # first: opening a pipe may block for ever
         if not stat.S_ISREG(about.st_mode):
@@ -270,7 +271,7 @@ class _Reader:
         if begin + nbytes > self._size:
             what = f"tensor {shown(name)} ends at byte {begin + nbytes} of {self._size}"
             refuse(self._path, f"{what}: the file is cut off")
-        return TensorPlace(of, shape, begin, nbytes)
+        return TensorPlace(self._path, of, shape, begin, nbytes)
 
 
 def refuse(path: Path, why: str) -> NoReturn:

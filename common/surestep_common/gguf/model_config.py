@@ -108,10 +108,6 @@ def _refuse_unserved(header: Header, family: str) -> None:
             refuse(header.path, f"{family}.{what} is not supported as GGUF")
     if header.metadata.get(f"{family}.attention.causal") is False:
         refuse(header.path, "attention in both directions is not supported")
-    if "split.count" in header.metadata and header.number("split.count") > 1:
-        refuse(
-            header.path, "it is one of several parts: join them first (llama-gguf-split --merge)"
-        )
 
 
 def _uniform(header: Header, key: str, default: int | None = None) -> int:

@@ -6,6 +6,7 @@
  * queries only share the loads, and many of them keys and values that are widened once. Its result
  * is therefore bit for bit the same as a decode row, in a window of drafts and in a prefill chunk.
  * A position that a query does not see is never multiplied, not even by zero: it may hold anything.
+ * In a pair zero stands in its place.
  *
  * A query begins with the sink of its head, if it has one, as if that were a position whose value
  * is zero: it is in the softmax once, however many spans follow.

@@ -92,7 +92,7 @@ def load(folder: Path) -> None:
         ({"llama.attention.head_count": 0}, "attention.head_count is no number of heads"),
         ({"llama.attention.head_count_kv": [2, 1]}, "differs between layers"),
         ({"llama.context_length": "long"}, "context_length is no number"),
-        ({"split.count": 3}, "one of several parts"),
+        ({"split.count": 3}, r"one of 3 parts, which must be called NAME-00001-of-00003\.gguf"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer bert is not supported"),
     ],
 )

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 from support.checkpoints.quantize import Twins
-from surestep_common.gguf import model_folder
+from surestep_common.gguf import model_folder, whole_name
 
 TypeOf = Callable[[str], Type]  # of a tensor, by its Hugging Face name
 _HALVES = {  # offsets of the numbers in float16 within a block
@@ -46,19 +46,26 @@ def random_blocks(kind: Type, rows: int, columns: int, seed: int, size: float = 
 
 
 def write_gguf(
-    source: Path, file: Path, type_of: TypeOf, *, rope_freqs: Any = None, **metadata: Any
+    source: Path,
+    file: Path,
+    type_of: TypeOf,
+    *,
+    rope_freqs: Any = None,
+    part: int = 0,
+    **metadata: Any,
 ) -> Twins:
     """Write a Llama, Qwen2 or Qwen3 as a GGUF file, and a plain copy of `source` beside it.
 
     Matrices get the types of `type_of`; those that the library cannot make are random. The first
-    folder returned is the file's own, changed to compute in float32. Further `metadata` replaces
-    what the file says, None removes it.
+    folder returned is the file's own, changed to compute in float32. With `part`, so many tensors
+    are in a file, and none in the first. Further `metadata` replaces what the file says, None
+    removes it.
     """
     config = json.loads((source / "config.json").read_text())
     arch = str(config["model_type"])
     plain = file.with_name(f"{file.stem}-plain")
     shutil.copytree(source, plain, ignore=shutil.ignore_patterns("*.index.json"))
-    writer = GGUFWriter(file, arch)
+    writer = GGUFWriter(file, arch, split_max_tensors=part, small_first_shard=part > 0)
     written = _metadata(config, arch) | _tokenizer(source, config["vocab_size"]) | metadata
     for key, value in written.items():
         _add(writer, key, value)
@@ -80,6 +87,8 @@ def write_gguf(
     for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file"):
         getattr(writer, write)()
     writer.close()
+    if part:
+        file = min(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))
     save_file(meant, plain / "model.safetensors")
     return Twins(_in_float32(file), plain)
 
@@ -157,7 +166,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _in_float32(file: Path) -> Path:
-    folder = file.with_name(f"{file.stem}-folder")
+    folder = file.with_name(f"{whole_name(file)}-folder")
     shutil.copytree(model_folder(file), folder, symlinks=True)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}))

@@ -76,7 +76,7 @@ class FaultyServer:
 
     def supervisor_pid(self, rank: int) -> int:
         """Of the parent of a rank."""
-        pid: int = self.status()["scheduler"]["supervisors"][rank]["pid"]
+        pid: int = self.stack.scheduler()["supervisors"][rank]["pid"]
         return pid
 
     def send(self, number: signal.Signals, *pids: int) -> None:
@@ -102,16 +102,15 @@ class FaultyServer:
         children = psutil.Process(self.stack.process.pid).children(recursive=True)
         zombies = [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
         assert not zombies, f"nobody waits for {zombies}"
-        status = self.status()
         return Holdings(
             processes=len(children),
-            gateway_fds=psutil.Process(status["gateway"]["pid"]).num_fds(),
-            scheduler_fds=psutil.Process(status["scheduler"]["pid"]).num_fds(),
+            gateway_fds=psutil.Process(self.status()["gateway"]["pid"]).num_fds(),
+            scheduler_fds=psutil.Process(self.stack.scheduler()["pid"]).num_fds(),
         )
 
     def facts(self) -> Facts:
         """Raises when the server does not answer."""
-        scheduler = self.status()["scheduler"]
+        scheduler = self.stack.scheduler()
         return Facts(
             rank_pids=tuple(each["rank_pid"] for each in scheduler["supervisors"]),
             scheduler_pid=scheduler["pid"],

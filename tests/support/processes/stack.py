@@ -40,6 +40,17 @@ class Stack:
         document = self.get("/status")
         return document | {"scheduler": document["schedulers"][0]["status"]}
 
+    def scheduler(self) -> Any:
+        """The status of the first scheduler: /status has none while it is late, or being replaced."""
+        told: list[Any] = []
+
+        def tells() -> bool:
+            told[:] = [self.status()["scheduler"]]
+            return told[0] is not None
+
+        self.wait_until(tells, "the status of the scheduler", 20)
+        return told[0]
+
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
         text = httpx.get(self.url + "/metrics", timeout=10).text

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.gguf.header import Header, read_header
+from surestep_common.gguf.header import Header
 from surestep_common.gguf.model_config import ROPE_FACTORS, architecture_of, head_counts
+from surestep_common.gguf.parts import read_whole
 
 from .safetensors_header import Entry
 
@@ -40,7 +41,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
     Raises InvalidRequest for a file that is damaged or not served.
     """
-    header = read_header(path)
+    header = read_whole(path)
     heads = _interleaved_heads(header)
     entries = {}
     for name, place in header.tensors.items():
@@ -48,7 +49,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
             continue
         layer = _LAYER.fullmatch(name)
         part = layer[2] if layer else ""
-        entry = Entry(path, place.type.name, place.shape, place.begin, place.nbytes)
+        entry = Entry(place.file, place.type.name, place.shape, place.begin, place.nbytes)
         if part in heads:
             if not place.shape[0] or place.shape[0] % (2 * heads[part]):
                 raise InvalidRequest(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.gguf.folder import WEIGHTS
+from surestep_common.gguf.folder import weights_of
 
 from .gguf_entries import read_entries as gguf_entries
 from .json_fields import read_json
@@ -58,8 +58,8 @@ class ConfigFiles(NamedTuple):
 def read_entries(folder: Path) -> dict[str, Entry]:
     """Return every tensor of the checkpoint. Raises InvalidRequest for broken files or headers, and
     for a tensor in two files."""
-    if (folder / WEIGHTS).exists():
-        return gguf_entries((folder / WEIGHTS).resolve())
+    if (file := weights_of(folder)) is not None:
+        return gguf_entries(file)
     entries: dict[str, Entry] = {}
     repeated: list[str] = []
     for path in _weight_files(folder):

@@ -1,0 +1,132 @@
+"""What is fetched from the Hugging Face hub: models, tokenizers, GGUF files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from surestep_common.errors import NotFound, Unavailable
+
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
+_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
+_MODEL_FILES = (*_TEXT_FILES, "*.safetensors")
+# The hub's patterns match whole paths, folders included. Weights are served from the model's folder
+# alone; what some repositories have below it is the same in another layout, as large again.
+_OTHER_LAYOUTS = ("*/*.safetensors",)
+_NO_MODELS = ("*mmproj*", "*imatrix*")  # GGUF files beside those of a model
+_DYNAMIC = "UD-"  # another mixture of types, which some repositories have beside the usual one
+_KIND = re.compile(r"[\w.-]+")  # of a GGUF file: Q4_K_M
+# The file of a kind, by its path: name-Q4_K_M.gguf, its first part, Q4_K_M/name-Q4_K_M.gguf.
+_FILE = r"(?:.*[-._/])?{}(?:-0*1-of-\d+)?\.gguf"
+_ENDING = re.compile(r"[-./]([^-./]+)(?:-\d+-of-\d+)?\.gguf$")
+
+
+class ModelSource(NamedTuple):
+    """Where to download a folder from that is not on this machine yet."""
+
+    revision: str | None = None
+    download_dir: Path | None = None
+    token: str | None = None
+
+
+HUB = ModelSource()
+
+
+def hub_model(
+    model: str, console: Console, source: ModelSource, *, text_only: bool = False
+) -> Path:
+    """Return the folder of a model; with `text_only`, without its weights.
+
+    Raises Unavailable if the hub does not give it, and NotFound if it has GGUF files alone.
+    """
+    files = _TEXT_FILES if text_only else _MODEL_FILES
+    folder = _snapshot(model, files, _OTHER_LAYOUTS, console, source)
+    whole = text_only or any(folder.glob("*.safetensors"))
+    complete = whole and (folder / "config.json").is_file()
+    if not complete and (kinds := _kinds(model, source)):
+        raise NotFound(
+            f"'{model}' holds GGUF files: name one of them, as {model}:{kinds[0]}; "
+            f"there are {', '.join(kinds)}"
+        )
+    return folder
+
+
+def hub_tokenizer(name: str, console: Console, source: ModelSource) -> Path:
+    """Return a folder with the tokenizer of a repository. Raises Unavailable."""
+    return _snapshot(name, _TOKENIZER_FILES, (), console, source)
+
+
+def hub_gguf(repository: str, kind: str, console: Console, source: ModelSource) -> Path:
+    """Return the GGUF file of a repository that is of `kind`, Q4_K_M for one, or its first part.
+
+    Raises Unavailable if the hub does not give it, and NotFound if there is none.
+    """
+    if not _KIND.fullmatch(kind):
+        raise NotFound(f"'{repository}:{kind}': after the colon comes a type, such as Q4_K_M")
+    spellings = sorted({kind, kind.upper(), kind.lower()})
+    begins, ends = ("*[-._/]", ""), (".gguf", "-*-of-*.gguf")
+    patterns = [f"{begin}{each}{end}" for each in spellings for begin in begins for end in ends]
+    others = () if kind.upper().startswith(_DYNAMIC) else (f"*{_DYNAMIC}*",)
+    folder = _snapshot(repository, patterns, (*_NO_MODELS, *others), console, source)
+    wanted = re.compile(_FILE.format(re.escape(kind)), re.IGNORECASE)
+    found = [
+        file for file in folder.rglob("*.gguf") if wanted.fullmatch(str(file.relative_to(folder)))
+    ]
+    if not found:
+        kinds = _kinds(repository, source)
+        has = f"there are {', '.join(kinds)}" if kinds else "there are no GGUF files"
+        raise NotFound(f"'{repository}' holds no GGUF file of type {kind}: {has}")
+    return min(found, key=lambda file: (len(str(file)), file))
+
+
+def _kinds(repository: str, source: ModelSource) -> list[str]:
+    """Return how the GGUF files of a repository end, the most usual first; [] if it is not known."""
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi(token=source.token).list_repo_files(repository, revision=source.revision)
+    except Exception:  # noqa: BLE001  # of its HTTP client, too: a message is shorter then
+        return []
+    endings = {
+        match[1]
+        for file in files
+        if (match := _ENDING.search(f"/{file}"))
+        and not any(fnmatch(file, pattern) for pattern in _NO_MODELS)
+    }
+    return sorted(endings, key=lambda ending: (ending.upper() != "Q4_K_M", ending))
+
+
+def _snapshot(
+    repository: str,
+    files: Sequence[str],
+    without: Sequence[str],
+    console: Console,
+    source: ModelSource,
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        console.print(f"Resolving {repository} on the Hugging Face hub")
+        folder = snapshot_download(
+            repository,
+            revision=source.revision,
+            cache_dir=source.download_dir,
+            token=source.token,
+            allow_patterns=list(files),
+            ignore_patterns=list(without),
+        )
+        return Path(folder)
+    except Exception as error:  # noqa: BLE001  # of its HTTP client, too, whichever it has
+        if isinstance(error, OSError) and error.filename is not None:
+            raise Unavailable(
+                f"cannot keep '{repository}' in {error.filename}: {error.strerror}"
+            ) from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise Unavailable(
+            f"cannot fetch '{repository}' from the Hugging Face hub: {reason} "
+            "(a folder in Hugging Face format works without a network)"
+        ) from error
