@@ -14,7 +14,8 @@ from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
 from .api.http import api_root, call
-from .serve.model_source import ModelSource, resolve
+from .serve.hub import ModelSource
+from .serve.model_source import resolve
 from .serve.wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler

@@ -93,7 +93,7 @@ class Fetch(Settings):
 
     def run(self, console: Console) -> int:
         from .commands import fetch
-        from .serve.model_source import ModelSource
+        from .serve.hub import ModelSource
 
         fetch(self.model, self.link, ModelSource(self.revision), console, text_only=self.text_only)
         return 0

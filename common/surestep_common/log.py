@@ -21,7 +21,7 @@ def configure(
     handler.setFormatter(_JsonFormatter(name) if as_json else _LineFormatter(name))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    for noisy in ("asyncio", "httpx", "httpcore", "urllib3", "filelock"):
+    for noisy in ("asyncio", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

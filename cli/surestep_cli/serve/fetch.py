@@ -14,10 +14,10 @@ from surestep_worker.heads import head_folder
 
 from surestep_cli.settings.serve_settings import ServeSettings
 
+from .hub import ModelSource
 from .model_source import (
     DEFAULT_SPECULATION,
     ModelFolder,
-    ModelSource,
     held_quantization,
     resolve,
     resolve_tokenizer,

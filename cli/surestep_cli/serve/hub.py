@@ -84,7 +84,7 @@ def hub_gguf(repository: str, kind: str, console: Console, source: ModelSource) 
 
 
 def _kinds(repository: str, source: ModelSource) -> list[str]:
-    """Return how the GGUF files of a repository end, the most usual first; [] if it is not known."""
+    """Return how the GGUF files of a repository end, the most usual first; [] if unknown."""
     from huggingface_hub import HfApi
 
     try:
@@ -120,7 +120,7 @@ def _snapshot(
             ignore_patterns=list(without),
         )
         return Path(folder)
-    except Exception as error:  # noqa: BLE001  # of its HTTP client, too, whichever it has
+    except Exception as error:  # of its HTTP client, too, whichever it has
         if isinstance(error, OSError) and error.filename is not None:
             raise Unavailable(
                 f"cannot keep '{repository}' in {error.filename}: {error.strerror}"

@@ -56,8 +56,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
         None,
-        description="folder in Hugging Face format, GGUF file or hub id, with a type for a GGUF file of "
-        "the hub: owner/name:Q4_K_M; none = the default model",
+        description="folder in Hugging Face format, GGUF file or hub id, with a type for a GGUF "
+        "file of the hub: owner/name:Q4_K_M; none = the default model",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit of the model on the hub"

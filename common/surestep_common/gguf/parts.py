@@ -25,7 +25,9 @@ def part_files(path: Path) -> list[Path]:
     if part is None:
         return [path]
     name, count = part[1], int(part[3])
-    return [path.with_name(f"{name}-{i:05}-of-{count:05}{path.suffix}") for i in range(1, count + 1)]
+    return [
+        path.with_name(f"{name}-{i:05}-of-{count:05}{path.suffix}") for i in range(1, count + 1)
+    ]
 
 
 def read_whole(path: Path) -> Header:

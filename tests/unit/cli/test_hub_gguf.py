@@ -27,7 +27,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         "tiny-Q4_K_M.gguf": model,
         "tiny-UD-Q4_K_M.gguf": model,
         "Q8_0/tiny-q8_0-00001-of-00002.gguf": b"GGUF",
-        "Q8_0/tiny-q8_0-00002-of-00002.gguf": b"GGUF",
+        "Q8_0/tiny-q8_0-00002-of-00002.gguf": b"GGUF.",
     }
     with hub({TINY: tiny, BARE: {"Q5_0.gguf": model}, PLAIN: {"config.json": b"{}"}}) as running:
         yield running

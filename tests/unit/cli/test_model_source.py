@@ -17,9 +17,9 @@ from support.checkpoints.least_gguf import write_least
 from surestep_cli.commands import fetch
 from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
+from surestep_cli.serve.hub import ModelSource
 from surestep_cli.serve.model_source import (
     DEFAULT_MODEL,
-    ModelSource,
     held_quantization,
     resolve,
     resolve_tokenizer,

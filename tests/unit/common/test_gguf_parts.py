@@ -128,5 +128,7 @@ def test_another_part_than_the_first_is_refused(tmp_path: Path) -> None:
         read_whole(part_files(first)[1])
     renamed = tmp_path / "renamed.gguf"
     first.rename(renamed)
-    with pytest.raises(InvalidRequest, match=r"must be called NAME-00001-of-00003\.gguf and so on$"):
+    with pytest.raises(
+        InvalidRequest, match=r"must be called NAME-00001-of-00003\.gguf and so on$"
+    ):
         read_whole(renamed)
