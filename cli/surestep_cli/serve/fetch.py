@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.gguf import weights_of
 from surestep_worker.configs.wanted_quantization import check_held, rounding_wanted
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.heads import head_folder
@@ -72,7 +73,7 @@ def _tokenizer(settings: ServeSettings, model: ModelFolder, console: Console) ->
     """Return the folder of the tokenizer if that is another than the model's."""
     name = settings.tokenizer
     if name is None and settings.tokenizer_revision is not None:
-        if model.name == settings.model:  # of the hub, where its tokenizer is another one's
+        if model.name == settings.model and weights_of(model.path) is None:  # of the hub, no GGUF
             name = settings.model
         else:
             _tell_idle("--tokenizer-revision", settings.tokenizer_revision, model.path, console)

@@ -18,7 +18,7 @@ _MODEL_FILES = (*_TEXT_FILES, "*.safetensors")
 # alone; what some repositories have below it is the same in another layout, as large again.
 _OTHER_LAYOUTS = ("*/*.safetensors",)
 _NO_MODELS = ("*mmproj*", "*imatrix*")  # GGUF files beside those of a model
-_DYNAMIC = "UD-"  # another mixture of types, which some repositories have beside the usual one
+_DYNAMIC = ("*[-._/]UD-*", "UD-*")  # other mixtures of types, beside the usual one of that name
 _KIND = re.compile(r"[\w.-]+")  # of a GGUF file: Q4_K_M
 # The file of a kind, by its path: name-Q4_K_M.gguf, its first part, Q4_K_M/name-Q4_K_M.gguf.
 _FILE = r"(?:.*[-._/])?{}(?:-0*1-of-\d+)?\.gguf"
@@ -70,7 +70,7 @@ def hub_gguf(repository: str, kind: str, console: Console, source: ModelSource) 
     spellings = sorted({kind, kind.upper(), kind.lower()})
     begins, ends = ("*[-._/]", ""), (".gguf", "-*-of-*.gguf")
     patterns = [f"{begin}{each}{end}" for each in spellings for begin in begins for end in ends]
-    others = () if kind.upper().startswith(_DYNAMIC) else (f"*{_DYNAMIC}*",)
+    others = () if kind.upper().startswith("UD-") else _DYNAMIC
     folder = _snapshot(repository, patterns, (*_NO_MODELS, *others), console, source)
     wanted = re.compile(_FILE.format(re.escape(kind)), re.IGNORECASE)
     found = [

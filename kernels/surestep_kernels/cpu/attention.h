@@ -160,7 +160,7 @@ INLINE void unpack(query_tile *t, long n, const int dtype, const int pairs)
 #define BY_PAIRS(t, op, ...) op(__VA_ARGS__, 0);
 #endif
 #define BY_PAGES(t, op, ...) \
-    if ((t)->j->pages.dtype == BF16) op(__VA_ARGS__, BF16, HAS_DOT); \
+    if ((t)->j->pages.dtype == BF16) { BY_PAIRS(t, op, __VA_ARGS__, BF16) } \
     else if ((t)->j->pages.dtype == E4M3) { BY_PAIRS(t, op, __VA_ARGS__, E4M3) } \
     else if ((t)->j->pages.dtype == I8) { BY_PAIRS(t, op, __VA_ARGS__, I8) } \
     else op(__VA_ARGS__, F32, 0);

@@ -2,9 +2,9 @@
  * kept between calls. Calls from the interpreter cost more than most of these ops. */
 #include <stdlib.h>
 
+#include "linear.h"
 #include "ops.h"
 #include "pool.h"
-#include "vec.h"
 
 typedef struct {
     const void *data;
@@ -32,9 +32,9 @@ typedef struct {
     long tokens, rows, table_width, block_size;
 } layer_tokens;
 
-static void multiply(void *y, const void *x, const packed_weight *w, long rows, int dtype)
+static void multiply(void *y, const void *x, const packed_weight *w, long rows, int dtype, int stream)
 {
-    surestep_linear(y, x, w->data, w->bias, rows, w->n, w->k, w->group, w->format, dtype, dtype);
+    linear_multiply(y, x, w->data, w->bias, rows, w->n, w->k, w->group, w->format, dtype, dtype, stream);
 }
 
 typedef struct {
@@ -75,11 +75,11 @@ static char *room(long rows, long width, int dtype)
 
 /* Projects x to heads, stores keys and values, and leaves attention's result in `out`. */
 static void attend(const dense_layer *l, const layer_tokens *t, void *out, char *heads,
-                   const void *x, const cache_pages *pages)
+                   const void *x, const cache_pages *pages, int stream)
 {
     const long size = element_size(l->dtype), width = l->qkv.n, dims = l->head_dim;
     char *k = heads + l->q_heads * dims * size, *v = k + l->kv_heads * dims * size;
-    multiply(heads, x, &l->qkv, t->tokens, l->dtype);
+    multiply(heads, x, &l->qkv, t->tokens, l->dtype, stream);
     if (l->q_norm) {
         norm_job j = {l, heads, width * size};
         parallel_for(norm_task, &j, t->tokens);
@@ -96,7 +96,7 @@ static void attend(const dense_layer *l, const layer_tokens *t, void *out, char 
 
 /* x [tokens, inputs of the heads] may be y; residual and y [tokens, width of the model]. */
 static void run_layer(void *y, const void *x, void *residual, const dense_layer *l,
-                      const layer_tokens *t, const cache_pages *pages)
+                      const layer_tokens *t, const cache_pages *pages, int stream)
 {
     const long rows = t->tokens, attended = l->out.k, inner = l->down.k, width = l->down.n;
     const int dtype = l->dtype;
@@ -104,18 +104,28 @@ static void run_layer(void *y, const void *x, void *residual, const dense_layer 
     void *heads = part(&free, rows, l->qkv.n, dtype), *values = part(&free, rows, attended, dtype);
     void *up = part(&free, rows, 2 * inner, dtype), *active = part(&free, rows, inner, dtype);
     void *made = part(&free, rows, width, dtype);
-    attend(l, t, values, heads, x, pages);
-    multiply(made, values, &l->out, rows, dtype);
+    attend(l, t, values, heads, x, pages, stream);
+    multiply(made, values, &l->out, rows, dtype, stream);
     surestep_rms_norm(y, made, residual, l->post_norm, l->eps, rows, width, dtype);
-    multiply(up, y, &l->gate_up, rows, dtype);
+    multiply(up, y, &l->gate_up, rows, dtype, stream);
     surestep_silu_and_mul(active, up, rows, inner, dtype);
-    multiply(made, active, &l->down, rows, dtype);
+    multiply(made, active, &l->down, rows, dtype, stream);
     surestep_rms_norm(y, made, residual, l->next_norm, l->eps, rows, width, dtype);
+}
+
+static long weight_bytes(const packed_weight *w) { return linear_bytes(w->n, w->k, w->group, w->format); }
+
+static long layer_bytes(const dense_layer *l)
+{
+    return weight_bytes(&l->qkv) + weight_bytes(&l->out) + weight_bytes(&l->gate_up) + weight_bytes(&l->down);
 }
 
 void surestep_dense_layers(void *y, const void *x, void *residual, const dense_layer *layers,
                            const layer_tokens *const *tokens, const cache_pages *pages, long count)
 {
+    long bytes = 0;
+    for (long i = 0; i < count; i++) bytes += layer_bytes(layers + i);
+    const int stream = linear_streams(bytes);
     for (long i = 0; i < count; i++)
-        run_layer(y, i ? y : x, residual, layers + i, tokens[i], pages + i);
+        run_layer(y, i ? y : x, residual, layers + i, tokens[i], pages + i, stream);
 }

@@ -16,6 +16,9 @@
 #include "ops.h"
 #include "pool.h"
 
+/* With more rows what is prefetched past the caches would be gone before it is used. */
+enum { STREAM_ROWS = 3 };
+
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
 static const long BLOCK_BYTES = 192 * 1024;
 
@@ -210,6 +213,7 @@ static void run(linear_job *j, const void *x, long k, int x_dtype)
     j->block_tiles = BLOCK_BYTES / (MAX_ROWS * j->x_stride);
     if (j->block_tiles < 1) j->block_tiles = 1;
     if (j->block_tiles > MAX_BLOCK_TILES) j->block_tiles = MAX_BLOCK_TILES;
+    j->stream = j->stream && j->m <= STREAM_ROWS;
     char *wide = scratch((size_t)(j->m * j->x_stride));
     widen_job widen = {j, x, wide, k, x_dtype};
     parallel_for(widen_task, &widen, (j->m + WIDEN_ROWS - 1) / WIDEN_ROWS);
@@ -219,18 +223,28 @@ static void run(linear_job *j, const void *x, long k, int x_dtype)
 
 int surestep_panel_width(void) { return PANEL; }
 
-/* x [m, k] in x_dtype, which is the weight's own where that is F32 or BF16; y [m, n] in y_dtype. */
-void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
-                     long k, long group, int format, int x_dtype, int y_dtype)
+static long panel_bytes(long k, long group, int format)
+{
+    const int plain = format == F32 || format == BF16;
+    const long packed = packed_length(k, format);
+    return plain ? packed * PANEL * element_size(format) : linear_quantized_panel(packed, group, format);
+}
+
+long linear_bytes(long n, long k, long group, int format)
+{
+    return (n + PANEL - 1) / PANEL * panel_bytes(k, group, format);
+}
+
+void linear_multiply(void *y, const void *x, const void *w, const float *bias, long m, long n, long k,
+                     long group, int format, int x_dtype, int y_dtype, int stream)
 {
     if (m == 0) return;
     const int plain = format == F32 || format == BF16;
     const int dot = HAS_DOT && (format == BF16 || (format == MXFP4 && x_dtype == BF16));
     linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
                     .group = group, .format = format, .x_format = dot ? BF16 : F32,
-                    .y_dtype = y_dtype};
-    j.panel_bytes = plain ? j.k * PANEL * element_size(format)
-                          : linear_quantized_panel(j.k, group, format);
+                    .y_dtype = y_dtype, .stream = stream};
+    j.panel_bytes = panel_bytes(k, group, format);
     j.block = plain ? plain_block : linear_quantized_block;
 #if HAS_DIGITS
     if (has_mins(codes_of(format))) {
@@ -239,6 +253,14 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
     }
 #endif
     run(&j, x, k, x_dtype);
+}
+
+/* x [m, k] in x_dtype, which is the weight's own where that is F32 or BF16; y [m, n] in y_dtype. */
+void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
+                     long k, long group, int format, int x_dtype, int y_dtype)
+{
+    const int stream = linear_streams(linear_bytes(n, k, group, format));
+    linear_multiply(y, x, w, bias, m, n, k, group, format, x_dtype, y_dtype, stream);
 }
 
 typedef struct {

@@ -42,7 +42,8 @@ typedef struct linear_job linear_job;
 /* Multiply rows of the tiles first..last by `panels` panels from `panel` on. */
 typedef void (*block_fn)(const linear_job *job, long panel, int panels, long first, long last);
 
-struct linear_job {
+/* On lines of its own: it lies on the stack of a thread that writes beside it, and others read it. */
+struct __attribute__((aligned(64))) linear_job {
     const char *w;
     const float *bias; /* [panels * PANEL] or NULL */
     const char *x;     /* [m, k], zeros up to k; if quantised: then fp32 sums of the groups */
@@ -51,6 +52,7 @@ struct linear_job {
     long group;        /* elements of k that share a scale, MAX_GROUP at most; 0: plain */
     long panel_bytes, x_stride;
     int format, x_format, y_dtype; /* x_format: as the tiles read x */
+    int stream; /* the weight is read past the caches */
     block_fn block;
     long tiles, block_tiles, groups;
 };
@@ -160,6 +162,17 @@ void linear_store(const linear_job *j, const float *sums, long row, long panel, 
 
 /* Ask for huge pages: the hardware prefetcher stops at page borders. Only a hint. */
 void linear_huge_pages(void *out, long bytes);
+
+/* Whether weights of so many bytes, which are read one after the other, should go past the caches:
+ * little of them would be there the next time, and what the interpreter needs would not. */
+int linear_streams(long bytes);
+
+/* Bytes of a packed weight [n, k]. */
+long linear_bytes(long n, long k, long group, int format);
+
+/* surestep_linear of a weight that is read past the caches, or not. */
+void linear_multiply(void *y, const void *x, const void *w, const float *bias, long m, long n, long k,
+                     long group, int format, int x_dtype, int y_dtype, int stream);
 
 /* The block function of quantised weights. */
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);

@@ -188,6 +188,12 @@ INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const he
     if (r < rows) add_rows(sums + 2 * r, decoded, h, x, of, stride, 1, operands, digits);
 }
 
+INLINE void prefetch(const char *from, long bytes, int stream)
+{
+    for (long at = 0; stream && at < bytes; at += 64) __builtin_prefetch(from + at, 0, 0);
+    for (long at = 0; !stream && at < bytes; at += 64) __builtin_prefetch(from + at);
+}
+
 INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, long rows,
                   const int nibbles, const int digits)
 {
@@ -201,7 +207,7 @@ INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, l
             count = end - at < CHUNK ? end - at : CHUNK;
             const long bytes = count / (nibbles ? 8 : 4) * STRIP;
             const char *of = x + digits * at;
-            for (long ahead = 0; ahead < bytes + STRIP; ahead += 64) __builtin_prefetch(w + AHEAD + ahead);
+            prefetch(w + AHEAD, bytes + STRIP, j->stream);
             switch (count / 8) {
             case 1: add_chunk(j, sums, w, &h, of, numbers, rows, 2, nibbles, digits); break;
             case 2: add_chunk(j, sums, w, &h, of, numbers, rows, 4, nibbles, digits); break;

@@ -24,6 +24,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         "mmproj-Q4_K_M.gguf": b"no model",
         "tiny-BF16.gguf": b"not wanted",
         "tiny-F16.gguf": model,
+        "CLOUD-tiny-Q6_K.gguf": model,
         "tiny-Q4_K_M.gguf": model,
         "tiny-UD-Q4_K_M.gguf": model,
         "Q8_0/tiny-q8_0-00001-of-00002.gguf": b"GGUF",
@@ -57,6 +58,7 @@ def fetch(model: str, files: Hub, home: Path, **variables: str) -> tuple[str, st
         (f"{TINY}:q4_k_m", "tiny-Q4_K_M.gguf"),
         (f"{TINY}:UD-Q4_K_M", "tiny-UD-Q4_K_M.gguf"),
         (f"{TINY}:F16", "tiny-F16.gguf"),
+        (f"{TINY}:q6_K", "CLOUD-tiny-Q6_K.gguf"),
         (f"{BARE}:q5_0", "Q5_0.gguf"),
     ],
 )
@@ -79,7 +81,7 @@ def test_a_file_in_parts_is_fetched_whole(files: Hub, home: Path) -> None:
     ("model", "said"),
     [
         (TINY, f"'{TINY}' holds GGUF files: name one of them, as {TINY}:Q4_K_M; "),
-        (f"{TINY}:Q2_K", "no GGUF file of type Q2_K: there are Q4_K_M, BF16, F16, q8_0"),
+        (f"{TINY}:Q2_K", "no GGUF file of type Q2_K: there are Q4_K_M, BF16, F16, Q6_K, q8_0"),
         (f"{PLAIN}:Q4_K_M", "no GGUF file of type Q4_K_M: there are no GGUF files"),
         (f"{TINY}:*", f"'{TINY}:*': after the colon comes a type"),
         ("owner/nobody:Q4_K_M", "cannot fetch 'owner/nobody' from the Hugging Face hub: "),

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from surestep_common.errors import InvalidRequest, NotFound
-from surestep_common.gguf import model_folder
-from surestep_common.gguf.folder import weights_of
+from surestep_common.gguf import model_folder, weights_of
 from surestep_common.gguf.parts import part_files, read_whole, whole_name
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.gguf.folder import weights_of
+from surestep_common.gguf import weights_of
 
 from .gguf_entries import read_entries as gguf_entries
 from .json_fields import read_json
