@@ -239,13 +239,12 @@ void linear_multiply(void *y, const void *x, const void *w, const float *bias, l
                      long group, int format, int x_dtype, int y_dtype, int stream)
 {
     if (m == 0) return;
-    const int plain = format == F32 || format == BF16;
     const int dot = HAS_DOT && (format == BF16 || (format == MXFP4 && x_dtype == BF16));
     linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
                     .group = group, .format = format, .x_format = dot ? BF16 : F32,
                     .y_dtype = y_dtype, .stream = stream};
     j.panel_bytes = panel_bytes(k, group, format);
-    j.block = plain ? plain_block : linear_quantized_block;
+    j.block = group ? linear_quantized_block : plain_block;
 #if HAS_DIGITS
     if (has_mins(codes_of(format))) {
         j.x_format = digits_for(x_dtype);
