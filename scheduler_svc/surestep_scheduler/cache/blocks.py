@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import repeat, takewhile
 
 from surestep_common.invariants import NULL_BLOCK
 
@@ -122,7 +122,7 @@ class BlockPool:
 
     def leading(self, keys: Iterable[bytes]) -> list[int]:
         """Return the blocks with these contents, up to the first that is missing."""
-        found = (self._block_of.get(key, NULL_BLOCK) for key in keys)
+        found = map(self._block_of.get, keys, repeat(NULL_BLOCK))
         return list(takewhile(bool, found))
 
     def num_cached(self, blocks: Iterable[int]) -> int:

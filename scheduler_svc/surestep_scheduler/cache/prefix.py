@@ -124,5 +124,7 @@ def forget(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> None:
 
 def in_group(group: int, keys: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the keys under which a KV group has its blocks of a prefix."""
-    own = group.to_bytes(2) if group else b""
+    if not group:  # the only one of most models, and prompts may have many blocks
+        return iter(keys)
+    own = group.to_bytes(2)
     return (key + own for key in keys)
