@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Iterator
 
 import pytest
+from huggingface_hub import HfApi
 from surestep_common import log
 
 
@@ -26,6 +28,16 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     time, rest = capsys.readouterr().err.split(" ", 1)
     assert time.endswith("Z")
     assert rest == "INFO worker.1 part loaded 7\n"
+
+
+def test_clients_of_http_log_no_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does that of the model hub, which has one of its own."""
+    log.configure("launcher")
+    client = importlib.import_module(HfApi.__module__).get_session()
+    names = {"httpx", type(client).__module__.partition(".")[0]}
+    for name in names:
+        logging.getLogger(name).info("HTTP Request: GET http://127.0.0.1/")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_request_id_is_on_the_line(capsys: pytest.CaptureFixture[str]) -> None:
