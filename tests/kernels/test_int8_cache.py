@@ -157,7 +157,9 @@ def test_attends_as_the_reference_and_alike_in_any_window(
     cache, batch = fill(native, context), batch_of(context)
     made = attend(native, q, cache, batch, **options)
     assert attends_alike_alone(native, q, cache, context, made, **options)
-    assert_close(made, attend(reference, q, fill(reference, context), batch, **options))
+    expected = attend(reference, q, fill(reference, context), batch, **options)
+    # The weights of the codes of values, scales included, may be rounded to bfloat16.
+    assert_close(made, expected, ratio=1.5e-2 if dtype is torch.bfloat16 else None)
 
 
 def test_what_is_stored_does_not_depend_on_what_is_stored_with_it(native: KernelSet) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.errors import NotFound, Unavailable
+from surestep_common.gguf.parts import part_files, whole_name
 
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
 _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
@@ -20,9 +21,7 @@ _OTHER_LAYOUTS = ("*/*.safetensors",)
 _NO_MODELS = ("*mmproj*", "*imatrix*")  # GGUF files beside those of a model
 _DYNAMIC = ("*[-._/]UD-*", "UD-*")  # other mixtures of types, beside the usual one of that name
 _KIND = re.compile(r"[\w.-]+")  # of a GGUF file: Q4_K_M
-# The file of a kind, by its path: name-Q4_K_M.gguf, its first part, Q4_K_M/name-Q4_K_M.gguf.
-_FILE = r"(?:.*[-._/])?{}(?:-0*1-of-\d+)?\.gguf"
-_ENDING = re.compile(r"[-./]([^-./]+)(?:-\d+-of-\d+)?\.gguf$")
+_KIND_OF = r"(?:.*[-._])?{}"  # how files of a kind are called, but for their parts
 
 
 class ModelSource(NamedTuple):
@@ -72,9 +71,11 @@ def hub_gguf(repository: str, kind: str, console: Console, source: ModelSource) 
     patterns = [f"{begin}{each}{end}" for each in spellings for begin in begins for end in ends]
     others = () if kind.upper().startswith("UD-") else _DYNAMIC
     folder = _snapshot(repository, patterns, (*_NO_MODELS, *others), console, source)
-    wanted = re.compile(_FILE.format(re.escape(kind)), re.IGNORECASE)
+    wanted = re.compile(_KIND_OF.format(re.escape(kind)), re.IGNORECASE)
     found = [
-        file for file in folder.rglob("*.gguf") if wanted.fullmatch(str(file.relative_to(folder)))
+        file
+        for file in folder.rglob("*.gguf")
+        if wanted.fullmatch(whole_name(file)) and file == part_files(file)[0]
     ]
     if not found:
         kinds = _kinds(repository, source)
@@ -92,10 +93,9 @@ def _kinds(repository: str, source: ModelSource) -> list[str]:
     except Exception:  # noqa: BLE001  # of its HTTP client, too: a message is shorter then
         return []
     endings = {
-        match[1]
+        re.split(r"[-.]", whole_name(Path(file)))[-1]
         for file in files
-        if (match := _ENDING.search(f"/{file}"))
-        and not any(fnmatch(file, pattern) for pattern in _NO_MODELS)
+        if file.endswith(".gguf") and not any(fnmatch(file, pattern) for pattern in _NO_MODELS)
     }
     return sorted(endings, key=lambda ending: (ending.upper() != "Q4_K_M", ending))
 

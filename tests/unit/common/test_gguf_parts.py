@@ -6,35 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gguf import GGUFWriter
+from support.checkpoints.least_gguf import write_least
 from surestep_common.errors import InvalidRequest, NotFound
 from surestep_common.gguf import model_folder, weights_of
 from surestep_common.gguf.parts import part_files, read_whole, whole_name
-
-
-def write(path: Path, *, tensors: int = 5, part: int = 0) -> Path:
-    """Write a file of some tensors, or one in parts of so many of them; return the first."""
-    writer = GGUFWriter(path, "llama", split_max_tensors=part)
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(8)
-    writer.add_feed_forward_length(8)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["a", "b", "<end>"])
-    writer.add_token_types([1, 1, 3])
-    writer.add_eos_token_id(2)
-    writer.add_tensor("token_embd.weight", np.zeros((3, 8), dtype=np.float32))
-    for i in range(1, tensors):
-        writer.add_tensor(f"tensor{i}", np.full((i, 8), i, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return min(path.parent.glob(f"{path.stem}*.gguf"))
 
 
 def test_names() -> None:
@@ -46,8 +22,8 @@ def test_names() -> None:
 
 
 def test_parts_hold_what_one_file_does(tmp_path: Path) -> None:
-    whole = read_whole(write(tmp_path / "whole.gguf"))
-    first = write(tmp_path / "parts.gguf", part=2)
+    whole = read_whole(write_least(tmp_path / "whole.gguf", more_tensors=4))
+    first = write_least(tmp_path / "parts.gguf", more_tensors=4, part=2)
     parts = read_whole(first)
     assert first.name == "parts-00001-of-00003.gguf"
     assert {place.file for place in parts.tensors.values()} == set(part_files(first))
@@ -60,7 +36,7 @@ def test_a_folder_stands_for_all_parts(tmp_path: Path, monkeypatch: pytest.Monke
     """It is another one when any of them changes, and each part may be a link to a file that is
     called otherwise, as the hub's cache has them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    first = write(tmp_path / "model.gguf", part=2)
+    first = write_least(tmp_path / "model.gguf", more_tensors=4, part=2)
     for part in part_files(first):
         part.rename(tmp_path / f"blob-{part.name[6:11]}")
         part.symlink_to(f"blob-{part.name[6:11]}")
@@ -81,7 +57,7 @@ def swapped(files: list[Path]) -> None:
 
 
 def of_another_count(files: list[Path]) -> None:
-    write(files[0].with_name("other.gguf"), tensors=2, part=1)
+    write_least(files[0].with_name("other.gguf"), more_tensors=1, part=1)
     shutil.copy(files[0].with_name("other-00002-of-00002.gguf"), files[1])
 
 
@@ -96,7 +72,7 @@ def twice(files: list[Path]) -> None:
 
 
 def fewer(files: list[Path]) -> None:
-    write(files[0].with_name("other.gguf"), tensors=4, part=1)
+    write_least(files[0].with_name("other.gguf"), more_tensors=3, part=1)
     for i, file in enumerate(files):
         wanted = files[0].with_name(f"other-{i + 1:05}-of-00004.gguf").read_bytes()
         file.write_bytes(wanted.replace(b"split.count\x02\0\0\0\4", b"split.count\x02\0\0\0\3"))
@@ -115,14 +91,14 @@ def fewer(files: list[Path]) -> None:
 def test_parts_that_do_not_fit_are_refused(
     tmp_path: Path, damage: Callable[[list[Path]], None], message: str
 ) -> None:
-    first = write(tmp_path / "model.gguf", part=2)
+    first = write_least(tmp_path / "model.gguf", more_tensors=4, part=2)
     damage(part_files(first))
     with pytest.raises(InvalidRequest, match=message):
         read_whole(first)
 
 
 def test_another_part_than_the_first_is_refused(tmp_path: Path) -> None:
-    first = write(tmp_path / "model.gguf", part=2)
+    first = write_least(tmp_path / "model.gguf", more_tensors=4, part=2)
     with pytest.raises(InvalidRequest, match=f"not the first of 3 parts: name {first.name}$"):
         read_whole(part_files(first)[1])
     renamed = tmp_path / "renamed.gguf"
