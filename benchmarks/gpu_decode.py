@@ -2,14 +2,16 @@
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
         [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--top-p 0.9] \
-        [--max-model-len N] [--programmatic-dependent-launch] [--transformers] [--out FILE]
+        [--prompts 512 2048] [--max-model-len N] [--programmatic-dependent-launch] [--transformers] \
+        [--out FILE]
 
 One runner in this process, no scheduler: rows with a context of arbitrary tokens decode a number of
 steps, at each --depth: 1 = one step under way while the next is launched, 0 = none. The roofline is
 the time that reading the weights and the keys and values of all contexts takes at the copy
 bandwidth, which is measured in the same run. --window also times steps that verify so many rows of
-each request, at the first depth. --top-p also times steps that draw within it. --max-model-len is
-what a request has room for, if that is more than it needs here. --transformers decodes the same
+each request, at the first depth. --top-p also times steps that draw within it. --prompts also
+times prompts of these lengths, one alone, in steps of as many tokens as serving has. --max-model-len
+is what a request has room for, if that is more than it needs here. --transformers decodes the same
 batches with transformers' own generation. seconds_to_ready counts from the start of this process to
 a rank that can step.
 """
@@ -32,10 +34,11 @@ import torch
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
+from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.startup.build import build_runner
 from surestep_worker.step.pending import Pending
 
-_STEPS, WARM_STEPS = 48, 8
+_STEPS, WARM_STEPS, _PROMPTS = 48, 8, 3
 _GIB = 1 << 30
 
 
@@ -50,7 +53,7 @@ class Step(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> None:
     """Build once, then time every batch."""
     args = _parse(argv)
-    bench = Bench(args)
+    bench = Bench(args, args.prompts)
     facts = bench.built.facts
     ready = machine.seconds_since_start()
     about: dict[str, Any] = (
@@ -80,6 +83,8 @@ def _lines(bench: Bench, args: argparse.Namespace, copy_gb_s: float) -> Iterator
             yield bench.figures(batch, args.window, args.depth[0], copy_gb_s)
         if args.top_p < 1:
             yield bench.figures(batch, 1, args.depth[0], copy_gb_s, top_p=args.top_p)
+    for length in args.prompts:
+        yield bench.prompt_figures(length)
     if args.transformers:
         for batch in args.batch:
             yield {"transformers": True, "batch": batch} | transformers_figures(args, batch)
@@ -92,6 +97,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--top-p", type=float, default=1.0, help="1 = greedy alone")
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[], help="their lengths")
     return parser.parse_args(argv)
 
 
@@ -132,7 +138,7 @@ def copy_bandwidth(device: str) -> float:
 class Bench:
     """A runner whose slots 0, 1, .. decode."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, prompts: Sequence[int] = ()) -> None:
         self._args = args
         drafts = max(args.window - 1, 0)
         speculation = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
@@ -141,7 +147,7 @@ class Bench:
             model=args.model,
             device=args.device,
             dtype=args.dtype,
-            max_model_len=max(length, args.max_model_len),
+            max_model_len=max(length, args.max_model_len, *(drafts + 2 + n for n in prompts)),
             max_num_seqs=max(args.batch),
             kv_cache_memory=args.kv_memory,
             speculative_config=speculation,
@@ -179,6 +185,40 @@ class Bench:
             "roofline_percent": round(100 * roofline_ms / step_ms, 1),
             "late_compilations": self.built.runner.num_late_compilations,  # so far; 0 is right
         }
+
+    def prompt_figures(self, length: int) -> dict[str, Any]:
+        """Of the first token behind a prompt; the best of some, the first of which warms up."""
+        seconds = [self._prompt(length) for _ in range(1 + _PROMPTS)][1:]
+        return {
+            "prompt": length,
+            "first_token_ms": round(1e3 * min(seconds), 3),
+            "tokens_per_s": round(length / min(seconds), 1),
+            "late_compilations": self.built.runner.num_late_compilations,
+        }
+
+    def _prompt(self, length: int) -> float:
+        """Seconds, with one step under way while the next is launched."""
+        self._epoch += 1
+        runner, context = self.built.runner, self.built.runner.context
+        runner.open(self._epoch)
+        groups, most = len(context.slots.block_tables), context.max_step_tokens
+        blocks = -(-(length + 1) // context.slots.block_size)
+        tables = [range(1 + group * blocks, 1 + (group + 1) * blocks) for group in range(groups)]
+        ids = [(7 * i + 1) % min(1000, self.built.facts.vocab_size) for i in range(length)]
+        under_way, began = deque[Pending](), time.perf_counter()
+        for step, start in enumerate(range(0, length, most), start=1):
+            plan, count = pb.StepPlan(epoch=self._epoch, step=step), min(most, length - start)
+            mode = pb.PREFILL_LAST if start + count == length else pb.PREFILL
+            add_row(plan, 0, mode, start, num_tokens=count, last_step=step - 1)
+            if step == 1:
+                add_admission(plan, 0, ids, tables, context.slots.tokens.shape[1])
+            else:
+                plan.len_lo[0] = int(context.slots.committed[0])  # one step is under way
+            under_way.append(runner.launch(plan))
+            if step > 1:
+                _finish(under_way.popleft(), 0.0)
+        _finish(under_way.popleft(), 0.0)
+        return time.perf_counter() - began
 
     def steps(self, batch: int, width: int, depth: int, top_p: float = 1.0) -> Iterator[Step]:
         """Steps as they finish, `depth` behind those launched: plans know bounds of lengths alone.

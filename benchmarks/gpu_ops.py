@@ -1,6 +1,7 @@
 """Speed of the Triton kernels on a CUDA device; one JSON line per op and shape, then a table.
 
     PYTHONPATH=common:kernels python benchmarks/gpu_ops.py [--ops linear ngram] [--out FILE]
+    PYTHONPATH=common:kernels python benchmarks/gpu_ops.py --once     # under a profiler
     PYTHONPATH=common:kernels python benchmarks/gpu_ops.py --smoke
 
 A time is that of one launch within a CUDA graph of many, on buffers that take turns; the median of
@@ -8,7 +9,7 @@ several replays. The bytes are those that an op has to move, whatever it does mo
 is compared with a copy of a large tensor, timed in the same run. Weights and tables are read cold:
 there are more of them than L2 holds. Activations lie in L2, as they do in serving, so that small
 ones can be faster than the copy. --smoke runs each op once at tiny sizes, without a device, in
-Triton's interpreter.
+Triton's interpreter; --once runs each once on the device and times nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ _COLUMNS = ("model", "op", "shape", "us", "gb_s", "copy_percent", "tflop_s")
 def main(argv: Sequence[str] | None = None) -> None:
     """Time everything, or what --ops names."""
     args, lines = _parse(argv), list[dict[str, Any]]()
-    if args.smoke:
-        os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined: before the imports
-        for model, case in _cases(args.ops, smoke=True):
-            lines.append({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
+    if args.smoke or args.once:
+        if args.smoke:
+            os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined: before imports
+        for model, case in _cases(args.ops, smoke=args.smoke):
+            figures = _once(case, "cpu" if args.smoke else "cuda")
+            lines.append({"model": model, "op": case.op, "shape": case.shape} | figures)
             _print(lines[-1])
             machine.write(args.out, machine.describe(), ops=lines)
         return
@@ -66,7 +69,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
     text = "cuBLAS (linear_torch) gets none, as beside --linear-backend auto"
     parser.add_argument("--without-workspace", action="store_true", help=text)
-    parser.add_argument("--smoke", action="store_true", help="run each op once, tiny, on the CPU")
+    parser.add_argument("--once", action="store_true", help="run each op once, and time nothing")
+    parser.add_argument("--smoke", action="store_true", help="the same, tiny, on the CPU")
     return parser.parse_args(argv)
 
 
@@ -79,8 +83,8 @@ def _cases(ops: Sequence[str] | None, *, smoke: bool) -> Iterator[tuple[str, Cas
             yield from ((sizes.name, case) for case in OPS[name](sizes))
 
 
-def _smoke(case: Case) -> dict[str, Any]:
-    work = case.make("cpu")
+def _once(case: Case, device: str) -> dict[str, Any]:
+    work = case.make(device)
     work.run()
     return {"bytes": work.nbytes}
 

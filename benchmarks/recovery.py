@@ -2,6 +2,7 @@
 
 python benchmarks/recovery.py                      # the default model
 python benchmarks/recovery.py --layers 16 64 256   # random models of these sizes: does it grow?
+python benchmarks/recovery.py --model FOLDER --device cuda
 python benchmarks/recovery.py --no-standby
 
 Each model gets a supervisor of its own; its rank is killed with SIGKILL `--rounds` times, each time
@@ -85,6 +86,8 @@ async def supervised(folder: Path, args: argparse.Namespace) -> AsyncIterator[An
     options = [f"--{name.replace('_', '-')}={address}" for name, address in addresses.items()]
     if not args.standby:
         options.append("--no-standby")
+    if args.device:
+        options.append(f"--device={args.device}")
     command = f"{sys.executable} -m surestep_worker --model {folder} {' '.join(options)}"
     log_path = Path(tempfile.gettempdir()) / "recovery-worker.log"
     log_path.unlink(missing_ok=True)
@@ -135,6 +138,8 @@ def _shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 async def run(args: argparse.Namespace) -> dict[str, Any]:
     """Every model in turn."""
+    if args.model:
+        return {args.model.name: await measure(args.model, args)}
     if not args.layers:
         model = resolve(None, Console(stderr=True))
         return {model.name: await measure(model.path, args)}
@@ -150,13 +155,18 @@ def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add("--model", type=Path, help="a folder; the default model if neither this nor --layers")
+    add("--device", choices=("cpu", "cuda"), help="where it is served; the worker's own choice")
     add("--layers", type=int, nargs="+", help="random models instead of the default one")
     add("--rounds", type=int, default=3)
     add("--standby", action=argparse.BooleanOptionalAction, default=True)
     add("--timeout", type=float, default=300.0, help="seconds for each wait")
+    add("--out", type=Path, help="also write the figures to this file, as JSON")
     args = parser.parse_args(argv)
-    figures = uvloop.run(run(args))
-    print(json.dumps({**figures, "standby": args.standby, "machine": machine.describe()}))
+    figures = {**uvloop.run(run(args)), "standby": args.standby}
+    about = machine.describe() | (machine.accelerator(args.device) if args.device else {})
+    print(json.dumps({**figures, "machine": about}))
+    machine.write(args.out, about, recovery=figures)
 
 
 if __name__ == "__main__":

@@ -93,11 +93,23 @@ def test_decoding_is_timed_with_and_without_pipelining(tmp_path: Path, shape: st
     make_shaped([shape, str(tmp_path)])
     out = tmp_path / "decode.json"
     flags = ["--model", str(tmp_path), *SMALL, "--batch", "1", "2", "--depth", "0", "1"]
-    gpu_decode.main([*flags, "--window", "2", "--dtype", "float32", "--out", str(out)])
+    flags += [
+        "--prompts",
+        "50",
+        "700",
+        "--window",
+        "2",
+        "--dtype",
+        "float32",
+    ]  # the latter in two steps
+    gpu_decode.main([*flags, "--out", str(out)])
     figures = json.loads(out.read_text())
-    kinds = [(line["batch"], line["window"], line["depth"]) for line in figures["decode"]]
+    *decode, short, long = figures["decode"]
+    kinds = [(line["batch"], line["window"], line["depth"]) for line in decode]
     assert kinds == [(b, *kind) for b in (1, 2) for kind in ((1, 0), (1, 1), (2, 0))]
-    assert all(line["steps_per_s"] > 0 for line in figures["decode"])
+    assert all(line["steps_per_s"] > 0 for line in decode)
+    assert (short["prompt"], long["prompt"]) == (50, 700)
+    assert long["first_token_ms"] > short["first_token_ms"] > 0
     assert figures["machine"]["seconds_to_ready"] > 0
 
 

@@ -19,6 +19,7 @@ import surestep_kernels.gpu
 from gpu_cases import OPS
 from support.kernels import compile_cases
 
+REPORTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_compile"
 PROGRAM = Path(compile_cases.__file__).with_name("compile_launchers.py")
 KERNEL = re.compile(r"^@triton\.jit[^\n]*\ndef (_\w+_kernel)\(", re.MULTILINE)
 SHARES = ({"paged_attention", "logits", "moe"}, OPS.keys() - {"paged_attention", "logits", "moe"})
@@ -127,6 +128,14 @@ def all_kernels() -> set[str]:
     return {
         name for path in Path(folder).rglob("*.py") for name in KERNEL.findall(path.read_text())
     }
+
+
+def test_the_reports_are_of_all_kernels() -> None:
+    """Of the oldest Triton and of a newer one, as scripts/gpu_compile writes them."""
+    reports = [json.loads(path.read_text()) for path in REPORTS.glob("*.json")]
+    assert len({report["compiler"]["triton"] for report in reports}) == 2
+    for report in reports:
+        assert {variant["kernel"] for variant in report["variants"]} == all_kernels()
 
 
 @pytest.mark.timeout(1800)

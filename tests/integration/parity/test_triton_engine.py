@@ -58,12 +58,14 @@ EVERY = tuple(
     for drafter, mode in product(drafters, MODES)
 )
 CASES = EVERY if DEVICE == "cuda" else INTERPRETED
+# Under --dist loadgroup the cases of a model share a process, which compiles its kernels once.
+GROUPED = [pytest.param(*case, marks=pytest.mark.xdist_group(case[0])) for case in CASES]
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, as interpreter, of padding's NaN
-@pytest.mark.parametrize(("name", "drafter", "mode"), CASES)
+@pytest.mark.parametrize(("name", "drafter", "mode"), GROUPED)
 @pytest.mark.rotates(3, always=("-ngram-", "least_mxfp4_bench-flip-1-late"))
 def test_an_engine_of_triton_kernels_answers_as_the_cpu_does(
     request: pytest.FixtureRequest,

@@ -17,6 +17,7 @@ NAMES = ("plain@0.0", "everything@0.7")
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("hybrid_bench")  # as in test_triton_engine.py
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("mtp", 3)])

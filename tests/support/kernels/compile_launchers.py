@@ -96,6 +96,8 @@ class Compiler:
         if any(made is told for told in self._told):
             return
         self._told.append(made)
+        if "ptx" not in made.asm:  # of a cache that holds machine code alone
+            return
         about |= {"warps": made.metadata.num_warps, "stages": made.metadata.num_stages}
         listing = machine_code(made)
         about |= usage(made, listing)._asdict()
