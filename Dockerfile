@@ -107,12 +107,13 @@ EXPOSE 50061 50071
 HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]
 
-# Triton compiles the GPU's kernels, and a C stub for each with the headers of Python, on the machine.
+# Triton compiles the GPU's kernels, and a C stub for each with the headers of Python, on the machine. /kernels
+# keeps them, and what was found out about the GPU, for the next container: what lies there is executed.
 FROM tools AS worker-cuda
 RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
       apt-get update && apt-get install -y --no-install-recommends python3-dev \
       && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
- && install -d -o 10001 -g 10001 /models && install -d -m 0700 -o 10001 -g 10001 /shared
+ && install -d -o 10001 -g 10001 /models /kernels && install -d -m 0700 -o 10001 -g 10001 /shared
 COPY --from=kernels /opt/surestep /opt/surestep
 RUN /opt/surestep/bin/python -c 'import sys, torch, triton; \
       sys.exit(None if torch.version.cuda else f"torch {torch.__version__} is for CPUs: see TORCH_INDEX above")'
@@ -125,7 +126,9 @@ LABEL org.opencontainers.image.title=Surestep \
       org.opencontainers.image.revision=$REVISION
 ENV PATH=/opt/surestep/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    XDG_CACHE_HOME=/kernels TRITON_CACHE_DIR=/kernels/triton \
     SURESTEP_DEVICE=cuda SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
+VOLUME /kernels
 USER 10001:10001
 EXPOSE 50061 50071
 HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]

@@ -2,18 +2,18 @@
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
         [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--top-p 0.9] \
-        [--prompts 512 2048] [--max-model-len N] [--programmatic-dependent-launch] [--transformers] \
-        [--out FILE]
+        [--prompts 512 2048] [--max-model-len N] [--programmatic-dependent-launch] \
+        [--transformers] [--out FILE]
 
 One runner in this process, no scheduler: rows with a context of arbitrary tokens decode a number of
 steps, at each --depth: 1 = one step under way while the next is launched, 0 = none. The roofline is
 the time that reading the weights and the keys and values of all contexts takes at the copy
 bandwidth, which is measured in the same run. --window also times steps that verify so many rows of
 each request, at the first depth. --top-p also times steps that draw within it. --prompts also
-times prompts of these lengths, one alone, in steps of as many tokens as serving has. --max-model-len
-is what a request has room for, if that is more than it needs here. --transformers decodes the same
-batches with transformers' own generation. seconds_to_ready counts from the start of this process to
-a rank that can step.
+times prompts of these lengths, one alone, in steps of as many tokens as serving has.
+--max-model-len is what a request has room for, if that is more than it needs here. --transformers
+decodes the same batches with transformers' own generation. seconds_to_ready counts from the start
+of this process to a rank that can step.
 """
 
 from __future__ import annotations

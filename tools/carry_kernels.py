@@ -1,7 +1,7 @@
 """Carry the kernels that Triton compiled to another machine with the same card and versions.
 
-    python tools/carry_kernels.py pack FOLDER ARCHIVE     # Triton's cache -> ARCHIVE.00, ARCHIVE.01, ..
-    python tools/carry_kernels.py unpack FOLDER ARCHIVE   # and back, into any folder; no parts = nothing
+    python tools/carry_kernels.py pack FOLDER ARCHIVE     # Triton's cache -> ARCHIVE.00, ..01, ..
+    python tools/carry_kernels.py unpack FOLDER ARCHIVE   # and back, into any folder
 
 Triton names the files of a kernel by their whole paths, and keeps every stage of a compilation.
 Packed are machine code and what launching it takes, a tenth of that, in parts of 15 MiB.

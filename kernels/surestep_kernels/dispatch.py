@@ -55,6 +55,9 @@ def load_kernels(
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_cpu(code) or REFERENCE
     elif device.startswith("cuda"):
+        from .gpu.launch.compilations import check_kernel_cache
+
+        check_kernel_cache()
         kernels = load_triton(linear_backend, activation_dtype)
     if device == "cpu" and linear_backend != "auto":
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")

@@ -17,6 +17,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTING: _ClassVar[Phase]
     FORWARD: _ClassVar[Phase]
     SAMPLING: _ClassVar[Phase]
+    COMPILING: _ClassVar[Phase]
 
 class ExitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ PREPARING: Phase
 DRAFTING: Phase
 FORWARD: Phase
 SAMPLING: Phase
+COMPILING: Phase
 EXIT_CAUSE_UNSPECIFIED: ExitCause
 EXITED: ExitCause
 KILLED: ExitCause

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +115,32 @@ def test_gpus() -> None:
     assert shm["emptyDir"]["medium"] == "Memory"
     assert environ(worker)["SURESTEP_DEVICE"] == "cuda"
     assert worker["command"][2].rstrip().endswith("surestep_worker.distributed.local_group")
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_compiled_kernels_outlive_their_pod_where_models_do(fetched: bool, tmp_path: Path) -> None:
+    """Beside the models, which the worker itself cannot write; else for as long as there is a pod."""
+    values = model(source="owner/name" if fetched else "/models/name")
+    spec = render(values | {"workers": {"device": "cuda"}}).pod("r-surestep-m-worker-0-0")
+    (worker,) = spec["containers"]
+    mounts = {mount["mountPath"]: mount for mount in worker["volumeMounts"]}
+    for variable in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
+        assert environ(worker)[variable].startswith("/kernels")
+    assert not mounts["/kernels"].get("readOnly")
+    assert mounts["/models"]["readOnly"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == mounts["/kernels"]["name"]]
+    assert ("persistentVolumeClaim" in volume) is fetched
+    if fetched:
+        (fetch,) = spec["initContainers"]
+        command = [part.replace("/models", str(tmp_path)) for part in fetch["command"]]
+        (tmp_path / "surestep").write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / "surestep").chmod(0o755)
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        said = subprocess.run([*command, "more"], env=env, capture_output=True, text=True).stdout
+        assert (tmp_path / mounts["/kernels"]["subPath"]).is_dir()
+        assert re.fullmatch(r"fetch --link \S+ more\n", said)
+    cpu = render(values).pod("r-surestep-m-worker-0-0")["containers"][0]
+    assert "/kernels" not in {mount["mountPath"] for mount in cpu["volumeMounts"]}
 
 
 def test_a_group_across_nodes_ends_and_comes_back_together() -> None:

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.faults.private_mounts import needs_mounts
+from support.processes.stack import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = shutil.which("docker-compose")
 SERVICES = ("gateway", "scheduler", "worker", "worker-gpu")
 PROFILES = ("--profile", "gpu", "--profile", "observability")
+# What Triton's driver does before it launches anything, and what a worker says of the folder first.
+STUB = """
+from surestep_common.errors import InvalidRequest
+from surestep_kernels.gpu.launch.compilations import check_kernel_cache
+from triton.runtime.build import compile_module_from_src
+SOURCE = '#include <Python.h>\\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "stub"};' \\
+    'PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&d); }'
+try:
+    check_kernel_cache()
+except InvalidRequest as error:
+    print(error)
+try:
+    compile_module_from_src(SOURCE, "stub")
+    print("loaded")
+except ImportError as error:
+    print("ImportError", error)
+"""
 needs_compose = pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")
 
 
@@ -160,6 +181,34 @@ def test_a_gpu_worker_takes_the_others_place() -> None:
     assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
     # Both at once would be two workers under one name: one name for both containers forbids it.
     assert gpu["container_name"] == services["worker"]["container_name"]
+
+
+@needs_compose
+@needs_mounts
+def test_compiled_kernels_are_kept_where_they_can_be_loaded(tmp_path: Path) -> None:
+    """Not in /tmp: Docker mounts it noexec unless told otherwise. Triton's own stub says which works."""
+    gpu = config("--profile", "gpu")["services"]["worker-gpu"]
+    image = re.search(r"TRITON_CACHE_DIR=(\S+)", (ROOT / "Dockerfile").read_text())
+    assert image is not None
+    volumes = {str(volume).split(":")[1] for volume in gpu["volumes"] if ":ro" not in str(volume)}
+    assert any(Path(image[1]).is_relative_to(volume) for volume in volumes)
+    (tmpfs,) = gpu["tmpfs"]
+    assert "exec" not in tmpfs
+    as_docker_does = f"mount -t tmpfs -o noexec,nosuid,nodev,size=64m tmpfs {tmp_path}/tmp"
+    script = f'{as_docker_does}\nexec "$@"'
+    (tmp_path / "tmp").mkdir()
+    said = {
+        name: subprocess.run(
+            [*("unshare", "--mount", "sh", "-ec", script), *("sh", sys.executable, "-c", STUB)],
+            env=environment({"TRITON_CACHE_DIR": f"{tmp_path}/{name}/triton"}),
+            capture_output=True,
+            text=True,
+        ).stdout
+        for name in ("tmp", "kernels")
+    }
+    assert said["kernels"] == "loaded\n"
+    assert "ImportError" in said["tmp"]
+    assert f"cannot be kept in {tmp_path}/tmp/triton: it is mounted noexec; set TRI" in said["tmp"]
 
 
 @needs_compose

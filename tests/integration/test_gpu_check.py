@@ -78,7 +78,7 @@ def make_image(folder: Path) -> Path:
 
 def fetch_wheels(folder: Path, version: str) -> list[Path]:
     """Skips where the package index is not to be had."""
-    command = [sys.executable, ROOT / "scripts/gpu_wheels", folder]
+    command = [sys.executable, str(ROOT / "scripts/gpu_wheels"), str(folder)]
     env = os.environ | {"PYTHON_VERSION": version}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if "NewConnectionError" in done.stderr or "Max retries exceeded" in done.stderr:
@@ -207,7 +207,7 @@ def test_the_second_and_third_call_run_whole(dry: DryRun, image: dict[str, str])
     assert dry("second", "third", **image) == (0, fared)
     files = dry.packed()
     _are_there(files, ["trace.json.gz"])
-    assert b"14 tests collected" in files["engine.log"]  # all, whatever the share
+    assert b"15 tests collected" in files["engine.log"]  # all, whatever the share
     assert b" passed" in files["kernels.log"]
     assert _json(files, "trace.json")["trace"]["steps"] > 0
     assert _json(files, "recovery.json")["recovery"]["tiny-llama"]["median_s"] > 0
@@ -260,7 +260,7 @@ def test_kernels_travel_to_another_folder(tmp_path: Path, monkeypatch: pytest.Mo
 def _compile(cache: Path) -> None:
     """Some kernels, by the part of that name."""
     command = [
-        ROOT / "tests/support/kernels/compile_all.sh",
+        str(ROOT / "tests/support/kernels/compile_all.sh"),
         sys.executable,
         "2",
         "--ops",

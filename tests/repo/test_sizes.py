@@ -1,4 +1,4 @@
-"""Files and functions stay small. A waiver is a line below, visible in review."""
+"""Files and functions can be read in one sitting. A waiver is a line below, visible in review."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 from repo.source import sources
 
-_MAX_FILE = 300
+_MAX_FILE = 400
 _MAX_FUNCTION = 60
 _FILE_WAIVERS: dict[str, int] = {}  # path -> lines it may have
 _FUNCTION_WAIVERS: dict[str, int] = {}  # path::function -> lines it may have

@@ -134,11 +134,18 @@ failureThreshold: 6
   {{- end }}
 {{- end }}
 
-{{- /* Fetches what is missing and lets the link of this model point to it. Arguments: root, m, image, textOnly, env. */}}
+{{- /*
+Fetches what is missing and lets the link of this model point to it; makes a folder first if there is one to
+make. Arguments: root, m, image, textOnly, env; makes.
+*/}}
 {{- define "surestep.fetch" -}}
 - name: fetch-model
   {{- include "surestep.container" . | nindent 2 }}
+  {{- if .makes }}
+  command: [sh, -c, 'mkdir -p {{ .makes }} && exec "$@"', sh, surestep, fetch, --link, {{ .m.folder | quote }}]
+  {{- else }}
   command: [surestep, fetch, --link, {{ .m.folder | quote }}]
+  {{- end }}
   args:
     - {{ .m.source | quote }}
     {{- with .m.revision }}

@@ -44,7 +44,7 @@ spec:
   terminationGracePeriodSeconds: {{ int $w.terminationGracePeriodSeconds }}
   {{- if $m.fetched }}
   initContainers:
-    {{- include "surestep.fetch" (dict "root" $root "m" $m "image" $w.image "textOnly" false "env" $w.env) | nindent 4 }}
+    {{- include "surestep.fetch" (dict "root" $root "m" $m "image" $w.image "textOnly" false "makes" (ternary "/models/.kernels" "" $cuda) "env" $w.env) | nindent 4 }}
   {{- end }}
   containers:
     - name: worker
@@ -91,6 +91,11 @@ spec:
           value: {{ $m.folder | quote }}
         - name: SURESTEP_DEVICE
           value: {{ $w.device }}
+        {{- if $cuda }}
+        # Compiled kernels lie beside the models, for the next pod, or live with this one.
+        - {name: XDG_CACHE_HOME, value: /kernels}
+        - {name: TRITON_CACHE_DIR, value: /kernels/triton}
+        {{- end }}
         {{- if or (gt $k 1) (gt (int $m.pods) 1) }}
         - name: SURESTEP_TENSOR_PARALLEL_SIZE
           value: {{ $m.ranks | quote }}
@@ -138,6 +143,9 @@ spec:
       volumeMounts:
         {{- include "surestep.commonMounts" $root | nindent 8 }}
         - {name: models, mountPath: /models, readOnly: true}
+        {{- if $cuda }}
+        - {{ ternary "{name: models, mountPath: /kernels, subPath: .kernels}" "{name: kernels, mountPath: /kernels}" $m.fetched }}
+        {{- end }}
         {{- if $shm }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -147,6 +155,10 @@ spec:
   volumes:
     {{- include "surestep.commonVolumes" (dict "root" $root "m" $m "service" "worker") | nindent 4 }}
     {{- include "surestep.modelVolume" $m | nindent 4 }}
+    {{- if and $cuda (not $m.fetched) }}
+    - name: kernels
+      emptyDir: {}
+    {{- end }}
     {{- if $shm }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $shm | quote }}}

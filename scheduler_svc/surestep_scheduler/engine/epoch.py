@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 from surestep_common.errors import DeadlineExceeded, ModelFault, SurestepError
@@ -38,7 +38,8 @@ class Epoch:
     """Everything on one event loop; nothing awaits while a step is planned or committed, so
     requests come and go between steps.
 
-    `incidents` that no step has followed yet end with the first step. `canary_interval_s`: idle
+    `are_compiling` is asked before workers that are late are given up. `incidents` that no step has
+    followed yet end with the first step. `canary_interval_s`: idle
     seconds after which a request of its own shows whether the workers live; 0 = never.
     """
 
@@ -51,6 +52,7 @@ class Epoch:
         *,
         wake: asyncio.Event,
         clock: Callable[[], float],
+        are_compiling: Callable[[], Awaitable[bool]],
         canary_interval_s: float,
     ) -> None:
         self._state = state
@@ -59,6 +61,7 @@ class Epoch:
         self._incidents = incidents
         self._wake = wake
         self._clock = clock
+        self._are_compiling = are_compiling
         self._canary_interval_s = canary_interval_s
         # Whether workers that were lost are well again is not known yet.
         self._token_at = -math.inf if incidents.pending else clock()
@@ -116,13 +119,21 @@ class Epoch:
                 await self._wake.wait()
         except TimeoutError as error:
             now = self._clock()
-            overslept = now > due_at + _OVERSLEPT_S
-            if now >= due_at and not (overslept and self._monitor.extend_deadline(now)):
+            if now >= due_at and not await self._has_more_time(now - due_at):
                 message = f"no result within {self._monitor.oldest_budget_s:.1f} s"
                 raise DeadlineExceeded(message) from error
             if now >= canary_at:
                 self._send_canary(now)
         self._wake.clear()
+
+    async def _has_more_time(self, late_s: float) -> bool:
+        """Give the oldest step its time again if it is late for a reason that is no hang."""
+        if late_s > _OVERSLEPT_S and self._monitor.extend_deadline(self._clock()):
+            return True
+        compiling = await self._are_compiling()
+        if compiling:
+            self._monitor.restart_deadline(self._clock())
+        return compiling
 
     def _apply(self, outcome: Outcome) -> None:
         state, now = self._state, self._clock()

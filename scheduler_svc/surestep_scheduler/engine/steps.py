@@ -101,8 +101,12 @@ class StepMonitor:
         """Give the step in flight its time again, once, after this process was asleep itself."""
         extended, self._extended = self._extended, True
         if not extended:
-            self._not_before = now
+            self.restart_deadline(now)
         return not extended
+
+    def restart_deadline(self, now: float) -> None:
+        """Give the step in flight its time again: the workers are known not to hang."""
+        self._not_before = now
 
     def silent_s(self, now: float) -> float:
         """Return how long workers that should have answered have shown no sign of life."""

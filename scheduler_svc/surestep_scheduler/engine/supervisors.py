@@ -41,6 +41,11 @@ class Supervisors:
         self._rank[stub] = status.rank
         return cast(pb.SupervisorStatus, status)
 
+    async def are_compiling(self, timeout_s: float) -> bool:
+        """Return whether a rank is known to wait for the compiler of a kernel."""
+        statuses = await self.statuses(timeout_s)
+        return any(status.heartbeat.phase == pb.COMPILING for status in statuses)
+
     def check_ready(self, statuses: Sequence[pb.SupervisorStatus]) -> None:
         """Raise Unavailable unless every supervisor has answered, and every rank is ready."""
         if len(statuses) < len(self._stubs):

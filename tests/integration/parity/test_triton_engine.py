@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 from support.parity.bench import Neighbours, ParityBench, serve, total
 from support.parity.captured_steps import capture_all, capturing
 from support.parity.cases import EOS, TOTAL_LEN, VOCAB
@@ -109,3 +110,25 @@ def check(
     assert (kinds > 0) == (mode != "eager")
     # Prompts whose tokens are scored have no kind.
     assert missed <= {"eager": 0, "captured": 2, "late": kinds + 2}[mode]
+
+
+@pytest.mark.gpu
+@pytest.mark.xdist_group("bench")
+def test_a_capture_that_breaks_costs_its_kind_alone(
+    bench: ParityBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever torch leaves behind: others are captured, and memory is released."""
+    built = build_triton_engine(bench.folder, TensorParallel(), WHERE, "ngram", 2)
+    built.runner.prepare()
+    graphs = built.runner._launcher._graphs
+    assert graphs is not None
+    broken, sound = [kind for kind in graphs.kinds() if kind not in graphs._captured][:2]
+
+    def refused(*_: object) -> None:
+        torch.cuda.synchronize()  # what no capture allows
+
+    with monkeypatch.context() as breaking:
+        breaking.setattr(graphs, "_run", refused)
+        assert not graphs.capture(broken)
+    assert graphs.capture(sound)
+    torch.cuda.empty_cache()

@@ -114,6 +114,27 @@ async def test_a_hang_right_after_a_recovery_is_found_in_time() -> None:
     assert took_s < WARMUP_S
 
 
+async def test_a_rank_that_compiles_is_not_given_up_and_one_that_hangs_behind_it_is() -> None:
+    """Its supervisor knows, so that it has its time again for as long as the compiler runs."""
+    gate = Gate(epoch=1, steps=12)
+    supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
+    short = IMPATIENT | {"step_warmup_s": FLOOR_S, "step_deadline_ceiling_s": FLOOR_S}
+    async with supervisor as address, supervised(address, **short) as client:
+        work = asyncio.ensure_future(everything(client))
+        await gate.reached.wait()
+        supervisor.phase, before = supervisor_pb2.COMPILING, supervisor.num_asked
+        async with asyncio.timeout(TIMEOUT_S):  # until the deadline has passed three times
+            while supervisor.num_asked < before + 3:
+                await asyncio.sleep(0.05)
+        stats = await client.stats()
+        assert (stats.num_epochs, stats.num_step_deadlines_exceeded) == (1, 0)
+        supervisor.phase = supervisor_pb2.FORWARD
+        await work
+        stats = await client.idle()
+    assert (stats.num_epochs, stats.num_step_deadlines_exceeded) == (2, 1)
+    assert dict(stats.num_incidents)["worker_hang"] == 1
+
+
 async def test_a_scheduler_that_was_stopped_does_not_blame_the_workers() -> None:
     gate = Gate(epoch=1, steps=12)
     async with (

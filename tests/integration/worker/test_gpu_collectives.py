@@ -58,3 +58,10 @@ def test_what_is_on_the_host_stays_there(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["on the host"].tolist() == [sum(range(len(ranks) + 1))]
         assert rank["broadcast on the host"].tolist() == [7]
+
+
+def test_who_waits_for_a_rank_opens_no_context_on_another_ones_gpu(
+    ranks: list[dict[str, Any]],
+) -> None:
+    """Half a GiB for each rank, on GPU 0, after that has measured its memory."""
+    assert [rank["opened"] for rank in ranks] == [set()] * len(ranks)

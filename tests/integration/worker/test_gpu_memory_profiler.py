@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,14 @@ from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import OutOfMemory
-from surestep_worker.startup.build import assemble
+from surestep_worker.startup import try_out as trials
+from surestep_worker.startup.build import assemble, start
 from surestep_worker.startup.built import Built
 from surestep_worker.startup.cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes
 from surestep_worker.startup.gpu_memory import PAGE
 from surestep_worker.startup.gpu_memory_profiler import GpuMemoryProfiler
 from surestep_worker.startup.largest_steps import run_largest_steps
+from surestep_worker.startup.profile import Check
 
 MIB = 1 << 20
 MAKE = {"dense": make_model, "hybrid": make_hybrid}
@@ -91,6 +96,40 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
         assert card.reserved > limit - rounding - memory.graphs - 2 * MIB
         assert memory.step > MIB // 4
         assert (sizes.num_snapshots > 0) == (recurrent is not None)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Garbage stays until somebody asks for it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_rank_that_is_tried_again_finds_the_memory_of_the_first_trial(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its draft head has failed, and caches are as large as the card allows."""
+    settings = bench.settings()
+    monkeypatch.setattr(trials, "check_drafter", lambda runner: Check(4, 0, 0))
+    monkeypatch.setattr(trials, "output_is_finite", lambda runner: True)
+    caches, live = list[weakref.ref[torch.Tensor]](), list[int]()
+    with CountedCard(total=200 * MIB) as card:
+        profiler = GpuMemoryProfiler(card, settings)
+
+        def build(sizes: CacheSizes) -> Built:
+            assert [cache() for cache in caches] == [None] * len(caches)
+            live.append(card.live)
+            built = bench.assemble(settings, sizes)
+            caches.append(weakref.ref(built.runner.context.caches.kv.layers[0].k))
+            return built
+
+        sizes = bench.sizes(settings, bench.measure(profiler, settings))
+        source: Any = None  # which is asked for where logits are not finite
+        trials.try_out(lambda: start(build, sizes, profiler), source, require_drafter=False)
+    first, *others = live
+    assert others == [first] * (bench.drafter == "mtp"), "n-grams are not tried"
 
 
 def test_where_nothing_is_left_the_error_names_the_numbers(bench: Bench) -> None:

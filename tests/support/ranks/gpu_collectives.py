@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import torch
 from support.ranks.tensor_parallel import TIMEOUT_S, addends
 from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.inputs.download import Download, Packed
 from torch import Tensor
 
 WIDTH = 2048
@@ -23,6 +26,7 @@ def gpu_main(rank: int, size: int, address: str, folder: Path) -> None:
         "broadcast on the host": tp.broadcast(torch.tensor([rank + 7])),
         "sums": {(dtype, rows): _sum(tp, rank, dtype, rows) for dtype in DTYPES for rows in ROWS},
         "replayed": _replay(tp, rank),
+        "opened": _opened_by_waiting(rank),
     }
     torch.save(results, folder / f"rank{rank}.pt")
     tp.close()
@@ -31,6 +35,21 @@ def gpu_main(rank: int, size: int, address: str, folder: Path) -> None:
 def _sum(tp: TensorParallel, rank: int, dtype: torch.dtype, rows: int) -> Tensor:
     x = addends(rank, max(ROWS), WIDTH, dtype)[:rows]
     return tp.all_reduce(x.cuda()).cpu()
+
+
+def _opened_by_waiting(rank: int) -> set[int]:
+    """GPUs on which a thread opens a context that waits for what this rank's has computed."""
+    before = _contexts()
+    download = Download(Packed.of([torch.full((3,), rank, device="cuda")]))
+    thread = Thread(target=download.wait)
+    thread.start()
+    thread.join()
+    return _contexts() - before
+
+
+def _contexts() -> set[int]:
+    has_one: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return {i for i in range(torch.cuda.device_count()) if has_one(i)}
 
 
 def _replay(tp: TensorParallel, rank: int) -> list[Tensor]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from operator import le
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
-from surestep_kernels.compilations import Compilations
 from surestep_kernels.step.columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order, make_buckets
 from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
+from surestep_worker.inputs.download import Download, Packed
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.logprob_plan import ScoredPositions
 from surestep_worker.inputs.upload import InputBuffer, Layout, upload
@@ -189,11 +193,20 @@ def test_what_comes_with_a_step_travels_with_it_if_there_is_room(count: int) -> 
     assert inside == (count == 5)
 
 
-def test_what_is_compiled_while_serving_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    compilations = Compilations()
-    compilations.note("early")
-    assert compilations.num_late == 0
-    compilations.serve()
-    compilations.note("late_kernel")
-    assert compilations.num_late == 1
-    assert "late_kernel was compiled while serving" in caplog.text
+def test_any_thread_waits_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread's is the first, on which waiting alone would open a context."""
+    current, waited = [0], list[int]()
+
+    @contextmanager
+    def device(wanted: int) -> Iterator[None]:
+        before, current[0] = current[0], wanted
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    download: Any = Download(Packed.of([torch.zeros(1)]))
+    download._event = SimpleNamespace(synchronize=lambda: waited.append(current[0]))
+    download._device = 3
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(download.wait).result()
+    assert (waited, current) == ([3], [0])

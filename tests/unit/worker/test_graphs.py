@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +25,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.ran = list[GraphKind]()
+        self.breaks = False
         self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
 
     def _padding(self, bucket: Bucket) -> StepColumns[HostColumn]:
@@ -29,7 +33,13 @@ class Steps:
 
     def _run(self, columns: StepColumns, kind: GraphKind) -> Queued:
         self.ran.append(kind)
-        return Queued(cast(Any, None), None)
+        if self.breaks:
+            self.lose()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return Queued(cast(Any, SimpleNamespace(drafter_failed=False)), None)
+
+    def lose(self) -> None:
+        """Of the device, nothing."""
 
 
 def size(rows: int) -> StepSize:
@@ -98,6 +108,88 @@ def test_what_cannot_be_captured_is_launched_singly(
     assert "are not captured" in caplog.text
     assert steps.graphs.find(size(2), plain=True) is None
     assert not is_due(steps.graphs)  # once is enough
+
+
+class Torch211:
+    """Captures as torch 2.11 makes them: one that breaks goes on recording to its pool."""
+
+    def __init__(self, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recording = set[int]()
+        self.lost = False  # the context of the device
+        pools, nothing = count(), SimpleNamespace(synchronize=self.synchronize, device_index=0)
+        card = self
+
+        class CUDAGraph:
+            def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+                if pool in card.recording:
+                    raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+                card.recording.add(pool)
+                self.pool = pool
+
+            def capture_end(self) -> None:
+                if made.breaks:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                card.recording.remove(self.pool)
+
+        made: Steps = cast(Any, graphs._run).__self__
+        instead = {
+            "CUDAGraph": CUDAGraph,
+            "graph_pool_handle": lambda: next(pools),
+            "stream": lambda _: contextlib.nullcontext(),
+            "current_stream": lambda _: nothing,
+            "synchronize": self.synchronize,
+            "mem_get_info": lambda _: (0, 0),
+            "memory_reserved": lambda _: 0,
+        }
+        for name, value in instead.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
+        graphs._stream, graphs._pool = cast(Any, nothing), cast(Any, next(pools))
+
+    def synchronize(self, *_: object) -> None:
+        if self.lost:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def end(self, _: int, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+
+def test_a_capture_that_breaks_costs_its_kind_alone(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, graphs = Torch211(steps.graphs, monkeypatch), steps.graphs
+    first, second, third, *_ = graphs.kinds()
+    steps.breaks = True
+    assert not graphs.capture(first)
+    steps.breaks = False
+    assert graphs.capture(second)
+    assert graphs.capture(third)
+    assert graphs.num_captured == 2
+    assert not card.recording
+
+
+def test_after_some_captures_that_break_no_more_are_tried(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Torch211(steps.graphs, monkeypatch)
+    graphs, steps.breaks = steps.graphs, True
+    for _ in range(10):
+        graphs.capture_next()
+    assert len(steps.ran) == 3
+    assert "no more steps are captured, after 3 failures" in caplog.text
+    assert graphs.find(size(1), plain=True) is None
+    assert not is_due(graphs)
+
+
+def test_a_device_that_is_lost_ends_the_rank(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost context is no capture that failed: no step would work any more."""
+    card, graphs = Torch211(steps.graphs, monkeypatch), steps.graphs
+    steps.breaks = True
+    monkeypatch.setattr(steps, "lose", lambda: setattr(card, "lost", True))
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        graphs.capture_next()
 
 
 def test_capturing_takes_a_share_of_the_time(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+from surestep_kernels.compilations import Compilations
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
@@ -96,3 +98,24 @@ def test_time_in_which_nobody_looked_hardly_counts() -> None:
     assert clock.look_after(POLL_S) is None
     assert clock.look_after(1000.0) is None, "the supervisor stood still itself"
     assert clock.look_for(IDLE_S) is not None
+
+
+def test_what_is_compiled_while_serving_is_counted_and_announced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The step's limit rests meanwhile, and begins again."""
+    compilations, heartbeat = Compilations(), Heartbeat(bytearray(SIZE), 3, 60)
+    compilations.begin()
+    compilations.end("early")
+    assert compilations.num_late == 0
+    compilations.serve(heartbeat)
+    heartbeat.begin(epoch=1, step=2, budget_ms=1000)
+    heartbeat.enter(pb.FORWARD)
+    began = heartbeat.read()
+    compilations.begin()
+    assert heartbeat.read()[:4] == (1, 2, pb.COMPILING, 60_000)
+    compilations.end("late_kernel")
+    assert heartbeat.read()[:4] == began[:4]
+    assert heartbeat.read().since_ns > began.since_ns
+    assert compilations.num_late == 1
+    assert "late_kernel was compiled while serving" in caplog.text

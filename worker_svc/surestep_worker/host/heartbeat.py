@@ -43,6 +43,7 @@ class Heartbeat:
         """Limits in seconds: between two ticks of an idle rank, and of loading without progress."""
         self._words = memoryview(memory).cast("Q")
         self._idle_ms, self._load_ms = round(1000 * idle_s), round(1000 * load_s)
+        self._interrupted = (pb.PHASE_UNSPECIFIED, 0)  # by the compiler: phase and limit
 
     @classmethod
     def shared(cls, fd: int, idle_s: float, load_s: float) -> Heartbeat:
@@ -76,6 +77,16 @@ class Heartbeat:
     def enter(self, phase: pb.Phase) -> None:
         """Enter the next phase of the step, under the same limit."""
         self._words[_PHASE] = phase
+
+    def compiling(self) -> None:
+        """Have the limit of the step rest, as a kernel is compiled within it."""
+        state = self.read()
+        self._interrupted = state.phase, state.limit_ms
+        self._since_now(pb.COMPILING, self._load_ms)
+
+    def compiled(self) -> None:
+        """Go on where the compiler interrupted, with all of the step's time again."""
+        self._since_now(*self._interrupted)
 
     def read(self) -> HeartbeatState:
         """Return the newest state."""

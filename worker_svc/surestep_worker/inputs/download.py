@@ -28,6 +28,7 @@ class Download:
         """Queue the copy. What is queued later may overwrite the packed tensors."""
         self._parts = packed.parts
         self._event: torch.cuda.Event | None = None
+        self._device = packed.words.device
         if packed.words.is_cuda:
             self._host = torch.empty(packed.words.shape, dtype=torch.int32, pin_memory=True)
             self._host.copy_(packed.words, non_blocking=True)
@@ -45,7 +46,9 @@ class Download:
     def wait(self) -> None:
         """Block until the copy is complete, from any thread. Raises errors of the device."""
         if self._event is not None:
-            self._event.synchronize()
+            # A new thread is on GPU 0, where waiting would open a context for every rank.
+            with torch.cuda.device(self._device):
+                self._event.synchronize()
 
     def tensors(self) -> list[Tensor]:
         assert self.arrived

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -30,7 +31,7 @@ from .build_log import log_facts, show_progress
 from .built import Built
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels, choose_rounding, step_threads
-from .gpu_memory_profiler import claim_gpu
+from .gpu_memory_profiler import GpuMemoryProfiler, claim_gpu
 from .grammars import grammar_table, most_forced
 from .products import choose_products
 from .speculation import attach_draft_head, make_drafter, reads_own_head, speculation_of
@@ -83,9 +84,7 @@ def build_runner(
         sizes = _sizes(settings, model, tp, kernels, left)
 
     def started() -> Built:
-        built = build(sizes)
-        built.runner.prepare()
-        return built
+        return start(build, sizes, gpu)
 
     if known is not None:
         built = started()
@@ -102,9 +101,23 @@ def build_runner(
     return built._replace(checkpoint=source.fingerprint)
 
 
+def start(
+    build: Callable[[CacheSizes], Built], sizes: CacheSizes, gpu: GpuMemoryProfiler | None
+) -> Built:
+    """Build a rank that can step; on a GPU one that was tried before has given up its memory then.
+
+    Captured steps are part of cycles, which hold caches of all the memory there is.
+    """
+    if gpu is not None:
+        gpu.release()
+    built = build(sizes)
+    built.runner.prepare()
+    return built
+
+
 def begin_to_serve(context: RankContext) -> None:
     """Tell the parts of a rank that it has been tried out."""
-    context.compilations.serve()
+    context.compilations.serve(context.heartbeat)
     if isinstance(context.drafter, DeviceDrafter):
         context.drafter.serve()
 

@@ -84,12 +84,16 @@ class GpuMemoryProfiler:
             said = str(error).partition(". ")[0]
             message = f"the weights leave no room for the largest step: {said}; {_REMEDIES}"
             raise OutOfMemory(message) from error
-        self._gpu.release()
+        self.release()
         left = left_for_caches(self._limit, self._usage, self._gpu.snapshot())
         least = int(tp.all_gather(torch.tensor([left])).min())
         if not least:
             raise self._no_room(self._limit, self._usage)
         return least
+
+    def release(self) -> None:
+        """Give back what nothing in this process uses any more."""
+        self._gpu.release()
 
     def report(self, caches: int) -> pb.DeviceMemory:
         """Return the use of the memory, and log it. Call it after `measure`."""

@@ -8,6 +8,7 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from .forward import PassOutputs
 logger = logging.getLogger(__name__)
 
 _SHARE = 0.1  # of the time, at most, is spent on capturing
+_MOST_FAILURES = 3  # each costs a pool; what fails so often is not the kind of step
 
 
 class GraphKind(NamedTuple):
@@ -139,7 +141,8 @@ class Graphs:
     def capture(self, kind: GraphKind) -> bool:
         """Capture a kind; return whether it can be replayed now.
 
-        A failure is logged, and steps of this kind are launched kernel by kernel.
+        A failure is logged, and steps of this kind are launched kernel by kernel; after some, all
+        that are not captured by then. Raises what the device says if it does not work any more.
         """
         began = time.monotonic()
         del self._missed[kind]
@@ -150,6 +153,11 @@ class Graphs:
         except Exception:
             self._failed.add(kind)
             logger.exception("steps of %s are not captured", kind)
+            self._renounce_pool()
+            if len(self._failed) >= _MOST_FAILURES:
+                logger.error("no more steps are captured, after %d failures", _MOST_FAILURES)
+                self._failed.update(k for k in self.kinds() if k not in self._captured)
+                self._missed.clear()
         ended = time.monotonic()
         self._rest_until = ended + (ended - began) * (1 / _SHARE - 1)
         logger.debug("captured %s in %.3f s", kind, ended - began)
@@ -199,6 +207,19 @@ class Graphs:
             return queued
 
         return replay
+
+    def _renounce_pool(self) -> None:
+        """Share another pool from now on. Raises what the device says if its context is lost.
+
+        Until 2.12, torch lets the allocator go on recording to the pool of a capture that could not
+        be ended: no other could begin with that pool, and no memory be released.
+        """
+        if self._stream is None or self._pool is None:
+            return
+        torch.cuda.synchronize(self._device)
+        with contextlib.suppress(RuntimeError):  # it is not recording
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _memory(self) -> tuple[int, int]:
         """Return the bytes of the device that are free, and those that the allocator holds."""

@@ -73,9 +73,12 @@ def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Exper
     tokens, top_k = experts.shape
     num_pairs = tokens * top_k
     num_tiles = num_pairs // size + min(num_experts, num_pairs)
-    new = torch.empty((2 * num_tiles + num_experts,), dtype=torch.int32, device=experts.device)
+    # Each begins at a multiple of 16 bytes: kernels are compiled for how pointers are aligned.
+    room = -(-num_tiles // 4) * 4
+    new = torch.empty((2 * room + num_experts,), dtype=torch.int32, device=experts.device)
     pairs = torch.empty((num_experts, tokens), dtype=torch.int32, device=experts.device)
-    tile_experts, firsts, counts = new.split([num_tiles, num_tiles, num_experts])
+    tile_experts, firsts, counts = new.split([room, room, num_experts])
+    tile_experts, firsts = tile_experts[:num_tiles], firsts[:num_tiles]
     _cut_tiles_kernel[(num_experts,)](
         *(pairs, counts, tile_experts, firsts, experts),
         *(num_pairs, tokens, num_tiles, first),

@@ -18,7 +18,7 @@ _NULL: tl.constexpr = tl.constexpr(NULL_BLOCK)
 
 
 @DependentKernel
-@triton.jit(do_not_specialize=["T"])  # varies from step to step: specialising on it would recompile
+@triton.jit(do_not_specialize=["T", "line"])  # vary from step to step: specialising would recompile
 def _tokens_kernel(
     token_row_ptr,  # i32[T]
     cu_ptr,  # i32[R+1]
@@ -28,8 +28,8 @@ def _tokens_kernel(
     tables_ptr,  # i32[G, S, B]
     error_ptr,  # i32[1]
     ids_ptr, positions_ptr,  # i64[T]
-    kv_slots_ptr,  # i64[G, T]
-    T, S, W, B, block_size, num_blocks,
+    kv_slots_ptr,  # i64[G, T], lines apart
+    T, line, S, W, B, block_size, num_blocks,
     GROUPS: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -59,7 +59,7 @@ def _tokens_kernel(
     for group in tl.static_range(GROUPS):
         block = tl.load(entry + group * table, mask=usable, other=_NULL).to(tl.int64)
         place = block * block_size + position % block_size
-        tl.store(kv_slots_ptr + group * tl.cast(T, tl.int64) + token, place, mask=mask)
+        tl.store(kv_slots_ptr + group * tl.cast(line, tl.int64) + token, place, mask=mask)
 
 
 def gather_tokens(
@@ -73,12 +73,15 @@ def gather_tokens(
 ) -> TokenInputs:
     num_tokens, width = len(runs.token_row), state.tokens.shape[1]
     groups, lines, pages = state.block_tables.shape
-    places = torch.empty(2 + groups, num_tokens, dtype=torch.int64, device=runs.token_row.device)
+    # Every row begins at a multiple of 16 bytes: kernels are compiled for how pointers are aligned.
+    line = num_tokens + num_tokens % 2
+    places = torch.empty(2 + groups, line, dtype=torch.int64, device=runs.token_row.device)
+    places = places[:, :num_tokens]
     inputs = TokenInputs(places[0], places[1], places[2:])
     if num_tokens:
         _tokens_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
             *runs, state.tokens, state.block_tables, error, *inputs,
-            num_tokens, lines, width, pages, block_size, num_blocks,
+            num_tokens, line, lines, width, pages, block_size, num_blocks,
             GROUPS=groups, SHIFT=shift, BLOCK=_BLOCK,
         )  # fmt: skip
     return inputs
