@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from pydantic import Field, FilePath, SecretStr, model_validator
 
-from . import tls
+from . import addresses, tls
 from .tls import TlsSettings
 
 logger = logging.getLogger(__name__)
@@ -113,10 +113,19 @@ class Gate:
         guests = self._guests.get(method, [])
         if method.startswith(_OPEN) or method in self._public or not (self._secret or guests):
             return True
-        metadata: Any = details.invocation_metadata or ()
-        headers = [value for key, value in metadata if key == _KEY]
-        keys = [*self._secret, *guests]
-        return any(bearer_index(_bytes(header), keys) is not None for header in headers)
+        return _shows(details, [*self._secret, *guests])
+
+    def is_strangers(self, details: grpc.HandlerCallDetails) -> bool:
+        """Whether an admitted call is a health check of somebody who need not know the secret."""
+        return details.method.startswith(_OPEN) and not (
+            self._secret and _shows(details, self._secret)
+        )
+
+
+def _shows(details: grpc.HandlerCallDetails, keys: Sequence[bytes]) -> bool:
+    metadata: Any = details.invocation_metadata or ()
+    headers = [value for key, value in metadata if key == _KEY]
+    return any(bearer_index(_bytes(header), keys) is not None for header in headers)
 
 
 def _bytes(value: str | bytes) -> bytes:
@@ -135,11 +144,16 @@ def warn_if_exposed(address: str) -> None:
     """Log a line for a server that takes calls from its whole network."""
     files = tls.current.get()
     mutual = files is not None and files.ca is not None
-    if secret.get() is None and not mutual and not is_loopback(address.rpartition(":")[0]):
+    if secret.get() is None and not mutual and not is_local(address):
         logger.warning(
             "%s takes calls from anyone who reaches it: --grpc-secret or --grpc-tls-ca closes it",
             address,
         )
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    return address.startswith(addresses.UNIX) or is_loopback(addresses.split(address)[0])
 
 
 def is_loopback(host: str) -> bool:

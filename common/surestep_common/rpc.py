@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -29,7 +30,9 @@ from .bearer_channel import BearerChannel
 from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,
+    DeadlineExceeded,
     InternalError,
+    QueueFull,
     RequestTooLarge,
     SurestepError,
     Unauthenticated,
@@ -55,6 +58,10 @@ _KEEPALIVE: tuple[tuple[str, int], ...] = (
 )
 SERVER_OPTIONS = (
     *_KEEPALIVE,
+    ("grpc.server_handshake_timeout_ms", 5_000),  # 120 s by default, for a peer that says nothing
+    ("grpc.max_allowed_incoming_connections", 4_096),
+    # 4 MiB by default, which every connection that sends much takes, whether or not it is heard.
+    ("grpc.experimental.tcp_max_read_chunk_size", 256 << 10),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share it
@@ -106,7 +113,8 @@ class Server:
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
     That of LIVE is SERVING from start to stop.
     Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`,
-    or go to one of its `public` methods.
+    or go to one of its `public` methods. Other calls are refused before their message is received;
+    health checks without the secret are few at a time.
     """
 
     def __init__(
@@ -119,7 +127,7 @@ class Server:
     ) -> None:
         """`max_message_bytes` of what is received; larger messages are refused unread."""
         gate = access.Gate(guests or {}, public)
-        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate)]
+        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate, Strangers())]
         most = ("grpc.max_receive_message_length", max_message_bytes)
         self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, most))
         self._names = ("", *(service.full_name for service in services))
@@ -215,21 +223,75 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stu
         """Return the handler that serves this call."""
 
 
-class _AccessInterceptor(_Interceptor):
-    """Refuses calls that the gate does not admit, without a look at what they carry."""
+class Strangers:
+    """Health checks of callers who show no secret: few at a time, and each says what it asks soon.
 
-    def __init__(self, gate: access.Gate) -> None:
-        self._gate = gate
+    gRPC bounds a message by the largest of the whole server, so what strangers could have it
+    receive is bounded by their number.
+    """
+
+    _RECEIVING = 4  # at once
+    _WATCHING = 64
+    _PATIENCE_S = 2.0
+
+    def __init__(self) -> None:
+        self._receiving = self._open = 0
+
+    def instead_of(self, handler: Any) -> Any:
+        """Return a handler whose message is received only when there is room for it."""
+
+        async def serve(requests: AsyncIterator[Any], context: _Context) -> None:
+            async with self._place(context):
+                request = await self._received(requests, context)
+                if handler.unary_unary is not None:  # Check
+                    await context.write(await handler.unary_unary(request, context))
+                else:  # Watch, which writes by itself
+                    await handler.unary_stream(request, context)
+
+        serializers = handler.request_deserializer, handler.response_serializer
+        return grpc.stream_stream_rpc_method_handler(serve, *serializers)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, context: _Context) -> AsyncIterator[None]:
+        if self._receiving >= self._RECEIVING or self._open >= self._WATCHING:
+            await _abort(context, QueueFull("too many health checks without the gRPC secret"))
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    async def _received(self, requests: AsyncIterator[Any], context: _Context) -> Any:
+        self._receiving += 1
+        try:
+            async with asyncio.timeout(self._PATIENCE_S):
+                return await anext(aiter(requests))
+        except (TimeoutError, StopAsyncIteration):
+            await _abort(context, DeadlineExceeded("no message came"))
+        finally:
+            self._receiving -= 1
+
+
+class _AccessInterceptor(_Interceptor):
+    """Refuses calls that the gate does not admit, and lets health checks of strangers wait."""
+
+    def __init__(self, gate: access.Gate, strangers: Strangers) -> None:
+        self._gate, self._strangers = gate, strangers
 
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
-        if self._gate.admits(details):
-            return handler
-        refused = {kind: _refuse for kind in _KINDS if getattr(handler, kind) is not None}
-        return handler._replace(request_deserializer=None, **refused)
+        if not self._gate.admits(details):
+            return _REFUSAL
+        if self._gate.is_strangers(details):
+            return self._strangers.instead_of(handler)
+        return handler
 
 
-async def _refuse(request: Any, context: _Context) -> Any:
+async def _refuse(requests: Any, context: _Context) -> None:
     await _abort(context, Unauthenticated("missing or wrong gRPC secret or key"))
+
+
+# Of a stream, whatever is called: the message of a unary call is received before its handler runs.
+_REFUSAL = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 class _ErrorInterceptor(_Interceptor):

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
+from surestep_common import addresses
 from surestep_common.config import Names, Size, split_names
 from surestep_common.gguf import ModelPath
 from surestep_common.registry import Registry
@@ -30,18 +31,10 @@ from .embedding_config import HfOverrides, PoolerConfig, check_keys
 from .parsers import HARMONY_CALLS, HARMONY_REASONING, REASONING_PARSERS, TOOL_PARSERS
 from .store_settings import StoreSettings
 
-
-def _address(url: str) -> str:
-    """Return host:port of a URL whose scheme, if it has one, is grpc."""
-    address = url.removeprefix("grpc://").rstrip("/")
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        raise ValueError("must be host:port, with or without grpc:// in front")
-    return address
-
-
 SchedulerUrls = Annotated[
-    tuple[Annotated[str, AfterValidator(_address)], ...], NoDecode, BeforeValidator(split_names)
+    tuple[Annotated[str, AfterValidator(addresses.check)], ...],
+    NoDecode,
+    BeforeValidator(split_names),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
+from surestep_common import addresses
 from surestep_common.access import PeerSettings
 from surestep_common.config import Count, Names
 from surestep_common.tracing import TraceSettings
@@ -20,7 +21,11 @@ class SchedulerSettings(PeerSettings, TraceSettings):
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")
 
-    scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
+    scheduler_listen: str = Field(
+        default="127.0.0.1:50051",
+        pattern=addresses.PATTERN,
+        description="host:port, or unix:/path, to serve on",
+    )
     grpc_api_key: Names = Field(
         default=(),
         description="keys, comma separated, that let gRPC clients call Generate, Info and "
@@ -35,11 +40,12 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         description="names clients may use, comma separated; vllm.grpc.engine reports one",
     )
     worker_addresses: list[str] = Field(
-        default=[], description="host:port of each rank; empty = as the supervisors say"
+        default=[],
+        description="host:port, or unix:/path, of each rank; empty = as the supervisors say",
     )
     supervisor_addresses: list[str] = Field(
         default=[],
-        description="host:port of each rank's supervisor; empty = ranks are not restarted",
+        description="the same of each rank's supervisor; empty = ranks are not restarted",
     )
     max_num_batched_tokens: Count = Field(
         default=2048, ge=2, description="tokens of one step, drafts included"

@@ -8,7 +8,8 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from surestep_common.access import is_loopback
+from surestep_common import addresses
+from surestep_common.access import is_local
 from surestep_common.request_bounds import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
@@ -38,7 +39,6 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     server = _server(settings)
     engine = Engine(settings, lambda state: server.set_serving(state == scheduler_pb2.SERVING))
     tracer = open_tracer(settings, "surestep-scheduler")
-    host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:
         service = SchedulerService(engine, settings.scheduler_listen, tracer)
         add_SchedulerServicer_to_server(  # generated
@@ -49,7 +49,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             server.grpc,
         )
         port = await server.start(settings.scheduler_listen)
-        service.address = f"{host}:{port}"
+        service.address = addresses.bound(settings.scheduler_listen, port)
         logger.info("scheduler listens on %s", service.address)
         loop = tasks.create_task(engine.run(), name="engine")
         try:
@@ -66,8 +66,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
 
 def _server(settings: SchedulerSettings) -> Server:
     """Make the server, with the services open that the settings open."""
-    host, _, _ = settings.scheduler_listen.rpartition(":")
-    if settings.vllm_grpc_public and not is_loopback(host):
+    if settings.vllm_grpc_public and not is_local(settings.scheduler_listen):
         logger.warning(
             "vllm.grpc.engine on %s takes requests from anyone who reaches it",
             settings.scheduler_listen,

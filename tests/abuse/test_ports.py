@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +20,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.processes.ports import free_port
 from support.processes.stack import Stack, serve
 from surestep_proto import (
     sampling_pb2,
@@ -27,6 +34,7 @@ from surestep_proto import (
 API_KEY, ADMIN_KEY, GRPC_KEY = "key-of-a-client", "key-of-an-operator", "key-of-a-grpc-client"
 _FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "0.01")
 _TIMEOUT_S = 10
+_SERVING = health_pb2.HealthCheckResponse.SERVING
 _FOR_CLIENTS = {"Generate", "Info"}
 _METHODS = [
     method
@@ -152,8 +160,116 @@ def test_every_open_port_is_one_of_these(served: Served) -> None:
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    gateway = served.stack.url.removeprefix("http://")
-    assert listening == {gateway, *served.addresses.values()}
+    assert listening == {served.stack.url.removeprefix("http://")}
+
+
+def test_services_talk_over_sockets_that_other_users_do_not_reach(served: Served) -> None:
+    """So that whoever waits for the port of a service that ended is not told the secret."""
+    folders = {Path(address.removeprefix("unix:")).parent for address in served.addresses.values()}
+    (folder,) = folders
+    about = folder.stat()
+    assert (stat.S_IMODE(about.st_mode), about.st_uid) == (0o700, os.getuid())
+
+
+_BYTES, _CALLERS = 60 << 20, 10
+_MESSAGES = {
+    "Worker": ("/surestep.v1.Worker/Info", "/surestep.v1.Worker/Compile"),
+    "Supervisor": ("/surestep.v1.Supervisor/Restart",),
+    "Scheduler": ("/surestep.v1.Scheduler/Generate",),
+}
+_HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.mark.timeout(200)
+def test_what_strangers_send_is_not_received(tiny_model: Path, tmp_path: Path) -> None:
+    """Ten of them at every port, where there are ports: others' tokens come all the while."""
+    ports = {name: f"127.0.0.1:{free_port()}" for name in _MESSAGES}
+    listen = [part for name in ports for part in (f"--{name.lower()}-listen", ports[name])]
+    with serve(tiny_model, tmp_path, *_FLAGS, *listen) as stack:
+        supervisor = stack.scheduler()["supervisors"][0]
+        pids = supervisor["pid"], supervisor["rank_pid"], stack.scheduler()["pid"]
+        processes = list(map(psutil.Process, pids))
+        before = [process.memory_info().rss for process in processes]
+        most = list(before)
+        with ThreadPoolExecutor(64) as pool:
+            floods = [
+                pool.submit(_flood, ports[name], path)
+                for name, paths in _MESSAGES.items()
+                for path in (*paths, _HEALTH)
+                for _ in range(_CALLERS)
+            ]
+            gaps = list[float]()
+            while not all(flood.done() for flood in floods):
+                began = time.monotonic()
+                assert _one_token(stack) == 200
+                gaps.append(time.monotonic() - began)
+                now = [process.memory_info().rss for process in processes]
+                most = list(map(max, most, now))
+        codes = Counter(flood.result() for flood in floods)
+        assert stack.scheduler()["supervisors"][0]["rank_pid"] == supervisor["rank_pid"]
+        grown = [(high - low) >> 20 for high, low in zip(most, before, strict=True)]
+    assert set(codes) <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert codes[grpc.StatusCode.UNAUTHENTICATED] == 4 * _CALLERS
+    assert max(grown) < 120, f"MiB: {grown}"
+    assert max(gaps) < 10, "as long as a busy machine may take"
+
+
+def _flood(address: str, path: str) -> grpc.StatusCode:
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(path, bytes, bytes)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(bytes(_BYTES), timeout=60)
+        code: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
+    return code
+
+
+def _one_token(stack: Stack) -> int:
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}
+    return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30).status_code
+
+
+@pytest.mark.timeout(100)
+def test_health_checks_of_strangers_are_few_at_a_time(served: Served) -> None:
+    """Those that begin a message and never end it included: others are told so, and ask again."""
+    address = served.addresses["Worker"]
+    with contextlib.ExitStack() as stack:
+        watched = [stack.enter_context(grpc.insecure_channel(address)) for _ in range(80)]
+        asked = health_pb2.HealthCheckRequest()
+        streams = [health_pb2_grpc.HealthStub(c).Watch(asked, timeout=60) for c in watched]
+        codes = Counter[str]()
+        for stream in streams:
+            try:
+                next(stream)
+                codes["watches"] += 1
+            except grpc.RpcError as error:
+                codes[error.code().name] += 1  # type: ignore[attr-defined]
+        assert codes == {"watches": 64, "RESOURCE_EXHAUSTED": 16}
+        secret = (("authorization", f"Bearer {served.secret}"),)
+        with grpc.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            assert health.Check(asked, metadata=secret, timeout=_TIMEOUT_S).status == _SERVING
+        for stream in streams:
+            stream.cancel()
+
+
+def test_who_begins_a_health_check_and_says_nothing_does_not_keep_others_out(
+    served: Served,
+) -> None:
+    def never() -> Iterator[bytes]:
+        over.wait()
+        yield from ()
+
+    def check(asks: Iterator[bytes]) -> Any:
+        channel = stack.enter_context(grpc.insecure_channel(address))
+        return channel.stream_stream(_HEALTH, bytes, bytes)(asks, timeout=30)
+
+    address, over = served.addresses["Worker"], threading.Event()
+    with contextlib.ExitStack() as stack:
+        stack.callback(over.set)
+        silent = [check(never()) for _ in range(8)]
+        codes = Counter(call.code().name for call in silent)  # of those that were heard, after 2 s
+        assert codes == {"DEADLINE_EXCEEDED": 4, "RESOURCE_EXHAUSTED": 4}
+        assert len(list(check(iter([b""])))) == 1
 
 
 def test_keys_are_shown_to_nobody(served: Served) -> None:

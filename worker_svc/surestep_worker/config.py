@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
+from surestep_common import addresses
 from surestep_common.access import PeerSettings, is_loopback
 from surestep_common.config import Count, gpus_are_hidden
 from surestep_common.gguf import ModelPath
@@ -15,7 +16,7 @@ from surestep_common.gguf import ModelPath
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
 
 GPU = Path("/dev/nvidiactl")
-HOST_PORT = r"^[^\s:]+:\d{1,5}$"
+HOST_PORT = r"^[^\s:]+:\d{1,5}$"  # of torch's rendezvous
 
 _CPU_STEP_TOKENS = 512  # a long prompt is done as soon as by 2048 and holds others up for less long
 _CPU_STEP_TOKENS_PER_SEQ = 4  # so that prompts advance beside the windows of all
@@ -210,13 +211,14 @@ class WorkerSettings(PeerSettings):
     )
     worker_listen: str = Field(
         default="127.0.0.1:50061",
-        pattern=HOST_PORT,
-        description="host:port of rank 0's service; rank r takes port + r",
+        pattern=addresses.PATTERN,
+        description="host:port of rank 0's service, rank r takes port + r; or unix:/path, and -r",
     )
     supervisor_listen: str = Field(
         default="127.0.0.1:50071",
-        pattern=HOST_PORT,
-        description="host:port of rank 0's supervisor; rank r takes port + r",
+        pattern=addresses.PATTERN,
+        description="host:port of rank 0's supervisor, rank r takes port + r; or unix:/path, "
+        "and -r",
     )
     tp_master: str = Field(
         default="127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
@@ -243,13 +245,13 @@ class WorkerSettings(PeerSettings):
 
     @property
     def rank_address(self) -> str:
-        """host:port of this rank's Worker service."""
-        return _shifted(self.worker_listen, self.rank)
+        """Address of this rank's Worker service."""
+        return addresses.nth(self.worker_listen, self.rank)
 
     @property
     def supervisor_address(self) -> str:
-        """host:port of this rank's Supervisor service."""
-        return _shifted(self.supervisor_listen, self.rank)
+        """Address of this rank's Supervisor service."""
+        return addresses.nth(self.supervisor_listen, self.rank)
 
     @property
     def ranks_here(self) -> int:
@@ -258,8 +260,3 @@ class WorkerSettings(PeerSettings):
             return self.local_ranks
         host, _, _ = self.tp_master.rpartition(":")
         return self.tensor_parallel_size if is_loopback(host) else 1
-
-
-def _shifted(address: str, ranks: int) -> str:
-    host, port = address.rsplit(":", 1)
-    return f"{host}:{int(port) + ranks}"

@@ -37,7 +37,7 @@ from .model_source import DEFAULT_SPECULATION
 from .ports import check_address, check_socket
 from .startup import Startup, Worker
 from .system_limits import shortages
-from .wiring import public_url, wiring, with_secret
+from .wiring import public_url, socket_folder, wiring, with_secret
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,11 @@ def launch(settings: ServeSettings) -> int:
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     settings, model, tokenizer = fetch(settings, console)
     log_dir = log_folder(settings.log_dir)
-    environ = wiring(settings, model, tokenizer)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
-    return asyncio.run(_serve(settings, environ, log_dir, console))
+    with socket_folder(settings) as sockets:
+        environ = wiring(settings, model, tokenizer, sockets)
+        return asyncio.run(_serve(settings, environ, log_dir, console))
 
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from pydantic import SecretStr
+from surestep_common import addresses
 from surestep_common.config import ENV_PREFIX
 
 from surestep_cli.settings.serve_settings import ServeSettings
@@ -16,6 +22,8 @@ from .model_source import ModelFolder
 from .ports import free_addresses
 
 SECRET_BYTES = 32
+_PREFIX = "surestep-"
+_SERVICES = ("scheduler_listen", "supervisor_listen", "worker_listen")
 
 
 def with_secret(settings: ServeSettings) -> ServeSettings:
@@ -27,20 +35,50 @@ def with_secret(settings: ServeSettings) -> ServeSettings:
     )
 
 
+@contextlib.contextmanager
+def socket_folder(settings: ServeSettings) -> Iterator[Path | None]:
+    """A folder that this user alone may enter, for the sockets of the services; None without one.
+
+    With TLS, which keeps strangers out as well, services listen on ports: certificates name hosts.
+    """
+    folder = _new_folder() if settings.grpc_tls_cert is None else None
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder() -> Path | None:
+    """Make a folder whose name leaves room for that of a socket."""
+    for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
+        if addresses.is_fit(f"{place}/{_PREFIX}......../{max(map(_socket, _SERVICES), key=len)}"):
+            with contextlib.suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    return None
+
+
+def _socket(setting: str) -> str:
+    return setting.removesuffix("_listen")
+
+
 def wiring(
-    settings: ServeSettings, model: ModelFolder, tokenizer: Path | None = None
+    settings: ServeSettings,
+    model: ModelFolder,
+    tokenizer: Path | None = None,
+    sockets: Path | None = None,
 ) -> dict[str, str]:
-    """Return the variables for all services: the user's settings, and free addresses."""
+    """Return the variables for all services: the user's settings, and where each listens.
+
+    That is a socket below `sockets`, or else a free port of the loopback interface.
+    """
     ranks = settings.tensor_parallel_size
-    free = free_addresses(
-        {
-            "port": 1,
-            "scheduler_listen": 1,
-            "tp_master": 1,
-            "supervisor_listen": ranks,
-            "worker_listen": ranks,
-        }
-    )
+    widths = {"port": 1, "tp_master": 1}
+    if sockets is None:
+        widths |= dict(zip(_SERVICES, (1, ranks, ranks), strict=True))
+    free = free_addresses(widths)
+    if sockets is not None:
+        free |= {name: f"{addresses.UNIX}{sockets / _socket(name)}" for name in _SERVICES}
     given = {name: str(getattr(settings, name)) for name in free.keys() & settings.model_fields_set}
     listen = {**free, **given}
     urls = settings.scheduler_url if "scheduler_url" in settings.model_fields_set else ()
@@ -50,17 +88,13 @@ def wiring(
         "port": str(settings.port or free["port"].rpartition(":")[2]),
         "served_model_name": ",".join(settings.served_model_name) or model.name,
         "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),
-        "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
+        "supervisor_addresses": json.dumps(
+            [addresses.nth(listen["supervisor_listen"], rank) for rank in range(ranks)]
+        ),
     }
     if tokenizer is not None:
         wired["tokenizer"] = str(tokenizer)
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
-
-
-def consecutive(address: str, count: int) -> list[str]:
-    """Return `address` and the ones on the next ports."""
-    host, _, port = address.rpartition(":")
-    return [f"{host}:{int(port) + i}" for i in range(count)]
 
 
 def public_url(settings: ServeSettings, port: str) -> str:

@@ -37,14 +37,16 @@ def _read(path: Path | str | None) -> bytes | None:
 
 
 def target(address: str) -> str:
-    """Return `host:port` without `grpc://`. Raise InvalidRequest for any other form.
+    """Return `host:port` without `grpc://`, or `unix:/path`. Raise InvalidRequest for another form.
 
     gRPC would resolve another form with every name service it knows, and retry calls.
     """
     where = address.removeprefix("grpc://")
     host, _, port = where.rpartition(":")
+    if where.startswith("unix:/"):
+        return where
     if not host or "/" in host or not port.isdecimal():
-        raise InvalidRequest(f"must be host:port, got {address!r}", param="address")
+        raise InvalidRequest(f"must be host:port or unix:/path, got {address!r}", param="address")
     return where
 
 

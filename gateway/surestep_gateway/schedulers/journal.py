@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from surestep_common import tracing
+from surestep_common import addresses, tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
@@ -216,7 +216,7 @@ class ResumableStream:
 
     def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
         """Return a span for a call, linked to that of the call which it resumes."""
-        host, _, port = scheduler.address.rpartition(":")
+        host, port = addresses.split(scheduler.address)
         self._span = tracing.current.get().child(
             GENERATE,
             SpanKind.CLIENT,
@@ -224,7 +224,7 @@ class ResumableStream:
                 "rpc.system.name": "grpc",
                 "rpc.method": GENERATE,
                 "server.address": host,
-                "server.port": int(port),
+                "server.port": port,
                 "gen_ai.request.id": request.request_id,
                 "surestep.emitted_tokens": len(request.emitted_ids),
             },

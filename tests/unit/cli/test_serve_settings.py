@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from surestep_cli.main import Serve
 from surestep_cli.serve.model_source import ModelFolder
-from surestep_cli.serve.wiring import wiring
+from surestep_cli.serve.wiring import socket_folder, wiring
 from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
@@ -61,6 +62,49 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Any:
         return GatewaySettings.load([]), SchedulerSettings.load([]), WorkerSettings.load([])
 
     return start
+
+
+def test_services_find_each_other_by_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that nobody else may enter, and that goes with the launcher."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    settings = Serve.load(["--tensor-parallel-size", "2"])
+    with socket_folder(settings) as folder:
+        assert folder is not None
+        assert folder.parent == tmp_path
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for name, value in wiring(settings, MODEL, sockets=folder).items():
+            monkeypatch.setenv(name, value)
+        (folder / "worker").touch()
+    assert not folder.exists()
+    gateway, scheduler = GatewaySettings.load([]), SchedulerSettings.load([])
+    assert gateway.scheduler_url == (scheduler.scheduler_listen,) == (f"unix:{folder}/scheduler",)
+    monkeypatch.setenv("SURESTEP_RANK", "1")
+    worker = WorkerSettings.load([])
+    assert worker.rank_address == f"unix:{folder}/worker-1"
+    assert scheduler.supervisor_addresses == [
+        f"unix:{folder}/supervisor",
+        worker.supervisor_address,
+    ]
+
+
+def test_ports_are_taken_where_sockets_will_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths that are too long for a socket, places that cannot be written, and TLS."""
+    for place in (tmp_path / ("x" * 100), tmp_path / "missing"):
+        for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
+            monkeypatch.setenv(variable, str(place))
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+        with socket_folder(Serve.load([])) as folder:
+            assert folder is None
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("cert", "key"):
+        (tmp_path / name).touch()
+    tls = ["--grpc-tls-cert", str(tmp_path / "cert"), "--grpc-tls-key", str(tmp_path / "key")]
+    with socket_folder(Serve.load(tls)) as folder:
+        assert folder is None
 
 
 def test_services_find_each_other(children: Any) -> None:

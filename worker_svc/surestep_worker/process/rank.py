@@ -22,6 +22,7 @@ from surestep_common.process import (
     dump_stacks_on_signal,
     prefer_as_victim,
 )
+from surestep_common.request_bounds import MAX_PLAN_BYTES
 from surestep_common.tasks import end
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
@@ -40,6 +41,7 @@ from .service import StepRunner, StepThread, WorkerService
 logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
 
 _STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is stopped
+_LARGEST_MESSAGE = MAX_PLAN_BYTES + (1 << 20)  # bytes
 _TICK_S = 0.5
 _NICE = 10  # of a standby that prepares beside a rank
 # Losing a standby costs time only, losing a rank no request; processes with client connections are
@@ -133,7 +135,8 @@ class Rank:
         settings, thread = self._settings, self._thread
         rank = settings.rank, settings.tensor_parallel_size
         service = WorkerService(*rank, thread, self._heartbeat)
-        server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
+        described = pb.DESCRIPTOR.services_by_name["Worker"]
+        server = rpc.Server([described], max_message_bytes=_LARGEST_MESSAGE)
         pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
         with _start():
             await server.start(settings.rank_address)

@@ -19,6 +19,8 @@ from .child import Started, rank_command
 from .rank_process import RankProcess
 from .supervisor import Supervisor
 
+_LARGEST_MESSAGE = 256 << 10  # bytes: the reason of a restart, at most
+
 
 async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     """Keep one rank running until SIGTERM or SIGINT; the first one may be `started` already."""
@@ -28,7 +30,8 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
         loop.add_signal_handler(number, stop.set)
     first = RankProcess(started) if started is not None else None
     supervisor = Supervisor(rank_command(), settings, first=first)
-    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
+    service = pb.DESCRIPTOR.services_by_name["Supervisor"]
+    server = rpc.Server([service], max_message_bytes=_LARGEST_MESSAGE)
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     await server.start(settings.supervisor_address)
     await server.set_serving(True)
