@@ -75,6 +75,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ERROR_KEY = "surestep-error"  # on every status that a handler chose; gRPC's own have none
 _PARAM_KEY = "surestep-param"
 _RETRY_AFTER_KEY = "retry-after"
+_NUM_DELIVERED_KEY = "surestep-num-delivered"
 
 _LOST_CODES = frozenset(
     {
@@ -192,6 +193,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError | grpc.RpcError) -> SurestepError
     )
 
 
+def tell_num_delivered(context: _Context, count: int) -> None:
+    """Server side: say with the status how many chunks of the call went to another stream."""
+    context.set_trailing_metadata(((_NUM_DELIVERED_KEY, str(count)),))
+
+
+def num_delivered(error: grpc.aio.AioRpcError) -> int:
+    """Return how many chunks of a failed call went to another stream, before or behind its end."""
+    metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
+    return int(metadata.get(_NUM_DELIVERED_KEY, 0))
+
+
 def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -286,7 +298,7 @@ async def _abort(context: _Context, error: Exception) -> NoReturn:
     kind = kind_of(error)
     if kind.error is InternalError:
         logger.error("unexpected error in a handler", exc_info=error)
-    trailing = [(_ERROR_KEY, kind.error.__name__)]
+    trailing = [*context.trailing_metadata(), (_ERROR_KEY, kind.error.__name__)]
     if isinstance(error, SurestepError):
         if error.param is not None:
             trailing.append((_PARAM_KEY, error.param))

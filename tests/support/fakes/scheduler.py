@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_common.rpc import Server
+from surestep_common.rpc import Server, tell_num_delivered
 from surestep_common.sampling_defaults import neutral
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 from surestep_proto.sampling_pb2 import LogprobColumns
@@ -210,17 +210,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             raise InvalidRequest("prompt_ids must be set", param="prompt_ids")
         self.num_open += 1
         await self._notify()
+        num_delivered = 0
         try:
             async with contextlib.aclosing(self.script(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     if request.HasField("delivery"):
                         await self.deliveries.send(request, chunk)
+                        num_delivered += 1
                     else:
                         yield chunk
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
             raise
         finally:
+            tell_num_delivered(context, num_delivered)
             self.num_open -= 1
             await asyncio.shield(self._notify())
 
