@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
-from surestep_common.config import Count, Names
+from surestep_common.config import Count, Names, Secrets
 from surestep_common.tracing import TraceSettings
 from surestep_proto import worker_pb2
 
@@ -21,7 +21,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")
 
     scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
-    grpc_api_key: Names = Field(
+    grpc_api_key: Secrets = Field(
         default=(),
         description="keys, comma separated, that let gRPC clients call Generate, Info and "
         "vllm.grpc.engine",
