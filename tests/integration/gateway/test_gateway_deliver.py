@@ -14,6 +14,7 @@ from support.fakes.scheduler import (
     start,
     tokens,
 )
+from support.patience import PATIENCE_S
 from support.processes.gateway_stack import Paused, Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelFault
 from surestep_gateway.schedulers.generate_call import GenerateCall
@@ -25,7 +26,7 @@ ASKED = {"max_tokens": 8, "seed": 3, "return_token_ids": True}
 async def delivering(stack: Stack) -> None:
     """Wait until the scheduler may be told to use its stream."""
     client = stack.server.gateway.pool.schedulers[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while client.delivery.of(1) is None:
             await asyncio.sleep(0.005)
 

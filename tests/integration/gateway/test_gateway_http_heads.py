@@ -8,6 +8,7 @@ import re
 
 import pytest
 from slow_clients import connect, everything
+from support.patience import PATIENCE_S
 from support.processes.gateway_stack import Stack
 
 NEXT = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -74,7 +75,7 @@ async def said(stack: Stack, data: bytes) -> bytes:
     reader, writer = await connect((host, int(port)))
     writer.write(data)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await everything(reader)
     finally:
         writer.close()

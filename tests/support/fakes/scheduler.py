@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.patience import PATIENCE_S
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server, tell_num_delivered
 from surestep_common.sampling_defaults import neutral
@@ -267,7 +268,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             self._changed.notify_all()
 
     async def until(
-        self, condition: Callable[[FakeScheduler], bool], timeout_s: float = 10
+        self, condition: Callable[[FakeScheduler], bool], timeout_s: float = PATIENCE_S
     ) -> None:
         """Wait until `condition` holds; calls starting and ending are what changes it."""
         async with asyncio.timeout(timeout_s), self._changed:
