@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 import machine
 import uvloop
+from pydantic import SecretStr
 from surestep_cli.bench.load import run_load
 
 
@@ -43,7 +44,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="default: the first that the server lists")
-    parser.add_argument("--api-key")
+    parser.add_argument("--api-key", type=SecretStr)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1])
     parser.add_argument("--num-requests", type=int, help="default: max(4, 2 x concurrency)")
     parser.add_argument("--num-warmup", type=int, default=1, help="sent first, not counted")

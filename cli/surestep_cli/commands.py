@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import surestep_proto
+from pydantic import SecretStr
 from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
@@ -44,7 +45,7 @@ def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
     console.print(f"{gguf.name} converted into {folder}", markup=False, soft_wrap=True)
 
 
-def restart_workers(url: str, admin_key: str, reason: str | None, console: Console) -> int:
+def restart_workers(url: str, admin_key: SecretStr, reason: str | None, console: Console) -> int:
     """Have every worker replaced and print the result. Raise Unavailable, Unauthenticated."""
     try:
         answer = call(

@@ -14,10 +14,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -78,6 +78,7 @@ def _count(value: Any) -> Any:
 Count = Annotated[int, BeforeValidator(_count)]  # of tokens, say
 Size = Annotated[Count, Field(gt=0)]  # bytes
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(split_names)]
 
 
 def _level(value: Any) -> Any:
@@ -100,7 +101,7 @@ def or_exit(cls: type[BaseSettings], read: Callable[[], T]) -> T:
     try:
         return read()
     except ValidationError as error:
-        message = "\n".join(_describe(details) for details in error.errors())
+        message = "\n".join(_describe(cls, details) for details in error.errors())
     except SettingsError as error:
         message = str(error)
     program = cls.model_config.get("cli_prog_name") or Path(sys.argv[0]).name
@@ -121,6 +122,7 @@ class Settings(BaseSettings):
         cli_hide_none_type=True,
         cli_exit_on_error=False,
         cli_show_env_vars=True,
+        hide_input_in_errors=True,  # it may be a secret, or all settings
     )
 
     config: Path | None = Field(
@@ -205,7 +207,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _describe(details: ErrorDetails) -> str:
+def _describe(cls: type[BaseSettings], details: ErrorDetails) -> str:
     """Describe a validation error in one line that names flag and variable."""
     field = next((str(part) for part in reversed(details["loc"]) if isinstance(part, str)), "")
     message = " ".join(details["msg"].removeprefix("Value error, ").split())
@@ -214,13 +216,22 @@ def _describe(details: ErrorDetails) -> str:
     if not field:
         return message
     flag = f"--{field.replace('_', '-')}"
-    got = "" if _is_secret(field) else f", got {details['input']!r}"
+    got = "" if field in set(secret_fields(cls)) else f", got {details['input']!r}"
     return f"{field}: {message}{got} ({flag} or {ENV_PREFIX}{field.upper()})"
 
 
-def _is_secret(field: str) -> bool:
-    """Whether its value may not be shown; that of a field that names a file may."""
-    return field.endswith(("_key", "_secret"))
+def secret_fields(annotation: Any) -> Iterator[str]:
+    """Yield the fields of settings, those of subcommands included, whose type is secret."""
+    for name, field in getattr(annotation, "model_fields", {}).items():
+        if _is_secret(field.annotation):
+            yield name
+        yield from secret_fields(field.annotation)
+    for argument in get_args(annotation):
+        yield from secret_fields(argument)
+
+
+def _is_secret(annotation: Any) -> bool:
+    return annotation is SecretStr or any(map(_is_secret, get_args(annotation)))
 
 
 def _as_text(value: object) -> str:
@@ -230,7 +241,7 @@ def _as_text(value: object) -> str:
         case SecretStr():
             return value.get_secret_value()
         case dict() | list() | tuple():
-            return json.dumps(value)
+            return json.dumps(value, default=_as_text)
         case _:
             return str(value)
 

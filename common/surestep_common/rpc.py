@@ -82,6 +82,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ERROR_KEY = "surestep-error"  # on every status that a handler chose; gRPC's own have none
 _PARAM_KEY = "surestep-param"
 _RETRY_AFTER_KEY = "retry-after"
+_NUM_DELIVERED_KEY = "surestep-num-delivered"
 
 _LOST_CODES = frozenset(
     {
@@ -198,6 +199,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError | grpc.RpcError) -> SurestepError
         param=_text(param),
         retry_after=float(retry_after) if retry_after is not None else None,
     )
+
+
+def tell_num_delivered(context: _Context, count: int) -> None:
+    """Server side: say with the status how many chunks of the call went to another stream."""
+    context.set_trailing_metadata(((_NUM_DELIVERED_KEY, str(count)),))
+
+
+def num_delivered(error: grpc.aio.AioRpcError) -> int:
+    """Return how many chunks of a failed call went to another stream, before or behind its end."""
+    metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
+    return int(metadata.get(_NUM_DELIVERED_KEY, 0))
 
 
 def _text(value: str | bytes | None) -> str | None:
@@ -348,7 +360,7 @@ async def _abort(context: _Context, error: Exception) -> NoReturn:
     kind = kind_of(error)
     if kind.error is InternalError:
         logger.error("unexpected error in a handler", exc_info=error)
-    trailing = [(_ERROR_KEY, kind.error.__name__)]
+    trailing = [*context.trailing_metadata(), (_ERROR_KEY, kind.error.__name__)]
     if isinstance(error, SurestepError):
         if error.param is not None:
             trailing.append((_PARAM_KEY, error.param))

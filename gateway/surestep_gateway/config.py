@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common import addresses
-from surestep_common.config import Names, Size, split_names
+from surestep_common.config import Names, Secrets, Size, split_names
 from surestep_common.gguf import ModelPath
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
@@ -97,7 +97,9 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         min_length=1,
         description="host:port of the scheduler; comma separated or repeated: of its replicas",
     )
-    api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
+    api_key: Secrets = Field(
+        (), description="keys, comma separated, one of which clients must send"
+    )
     api_key_file: FilePath | None = Field(
         None,
         description="file of such keys, one a line: KEY [name=NAME] [weight=NUMBER] "
@@ -275,7 +277,7 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         if self.admin_api_key_file is not None:
             return ApiKeys(read_keys(self.admin_api_key_file))
         key = self.admin_api_key
-        return ApiKeys(plain_keys([key.get_secret_value()] if key is not None else []))
+        return ApiKeys(plain_keys([key] if key is not None else []))
 
     def model_names(self) -> tuple[str, ...]:
         """Return the names that requests may use; responses carry the first."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
 from surestep_common.access import PeerSettings
-from surestep_common.config import Count, Names
+from surestep_common.config import Count, Names, Secrets
 from surestep_common.tracing import TraceSettings
 from surestep_proto import worker_pb2
 
@@ -26,7 +26,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         pattern=addresses.PATTERN,
         description="host:port, or unix:/path, to serve on",
     )
-    grpc_api_key: Names = Field(
+    grpc_api_key: Secrets = Field(
         default=(),
         description="keys, comma separated, that let gRPC clients call Generate, Info and "
         "vllm.grpc.engine",

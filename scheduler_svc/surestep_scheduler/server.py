@@ -71,9 +71,10 @@ def _server(settings: SchedulerSettings) -> Server:
             "vllm.grpc.engine on %s takes requests from anyone who reaches it",
             settings.scheduler_listen,
         )
+    keys = [key.get_secret_value() for key in settings.grpc_api_key]
     return Server(
         [_OURS, _VLLMS],
-        dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), settings.grpc_api_key),
+        dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), keys),
         public=_FOR_ROUTERS if settings.vllm_grpc_public else (),
         max_message_bytes=MAX_REQUEST_BYTES,
     )

@@ -134,7 +134,6 @@ OTHERS = (
     "127.0.0.1.evil.example",
     "",
     "[::1",
-    "\xff",
 )
 
 
@@ -154,7 +153,7 @@ async def test_names_that_were_bound_to_loopback(
     for path in ("/status", "/v1/models", "/metrics"):
         for name in OTHERS:
             headers = [(key.encode(), value.encode()) for key, value in mark.items()]
-            headers.append((b"host", name.encode("latin-1")))
+            headers.append((b"host", name.encode()))
             response = await stack.client.get(path, headers=headers)
             assert "--allowed-origins" in check_error(response, 403, "permission_error")
         for name in NAMES:

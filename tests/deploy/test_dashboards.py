@@ -30,6 +30,7 @@ DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 FLAGS = (
     *("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory", "0.05"),
     *("--speculative-config", '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}'),
+    "--no-adaptive-draft-length",  # which drafts nothing while a slow machine is better off without
 )
 VARIABLES = {"$__rate_interval": "2m", "$model_name": ".*", "$scheduler": ".*"}
 PATIENCE_S = 60.0
@@ -93,20 +94,25 @@ def prometheus(server: Stack, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def busy(server: Stack, prometheus: Prometheus) -> Prometheus:
-    """Prometheus, once it has seen traffic before and after the loss of a worker."""
+    """Prometheus, once it has seen accepted drafts before and after the loss of a worker."""
 
     def scraped(query: str) -> bool:
         return any(float(one["value"][1]) > 0 for one in prometheus.series(query))
 
     body = {"model": "tiny-hybrid", "prompt": "The statement is" * 8, "max_tokens": 100}
     body |= {"ignore_eos": True, "temperature": 0}
-    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-    server.wait_until(lambda: scraped("surestep:mode_rows_total"), "a scrape")
+
+    def complete() -> None:
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+
+    complete()
+    accepted = "surestep:accepted_per_position_total"
+    server.wait_until(lambda: scraped(accepted), "a scrape with accepted drafts")
     pid = server.scheduler()["ranks"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    for _ in range(2):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-    server.wait_until(lambda: scraped("surestep:fault_recovery_seconds_count"), "a second scrape")
+    complete()
+    server.wait_until(lambda: scraped(f"rate({accepted}[2m])"), "more accepted drafts")
+    server.wait_until(lambda: scraped("surestep:fault_recovery_seconds_count"), "a recovery")
     return prometheus
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from pydantic import SecretStr
 from surestep_common.tls import context_of_client
 
 
@@ -28,7 +29,7 @@ def call(
     url: str,
     body: dict[str, Any] | None = None,
     *,
-    api_key: str | None = None,
+    api_key: SecretStr | None = None,
     timeout_s: float = 2.0,
     certificate: Path | None = None,
     verify: bool = True,
@@ -44,7 +45,7 @@ def call(
         return ApiResponse(response.status, _parse(response.read()))
 
 
-def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -> str:
+def read_text(url: str, *, api_key: SecretStr | None = None, timeout_s: float = 2.0) -> str:
     """Return the body of a GET. Raise OSError without a response, or for a status other than
     200.
     """
@@ -55,7 +56,7 @@ def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -
 
 
 def posted(
-    url: str, body: dict[str, Any], *, api_key: str | None = None, timeout_s: float
+    url: str, body: dict[str, Any], *, api_key: SecretStr | None = None, timeout_s: float
 ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
     """Return the response to a POST, to be read as it comes. Errors as in `call`.
 
@@ -68,7 +69,7 @@ def posted(
 def _opened(
     url: str,
     body: dict[str, Any] | None,
-    api_key: str | None,
+    api_key: SecretStr | None,
     timeout_s: float,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
@@ -76,7 +77,7 @@ def _opened(
     request = urllib.request.Request(url, data)  # noqa: S310  # the scheme is checked in the settings
     request.add_header("Content-Type", "application/json")
     if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
+        request.add_header("Authorization", f"Bearer {api_key.get_secret_value()}")
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler({}),  # it is near
         _UnixHandler(),

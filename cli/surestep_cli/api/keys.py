@@ -9,10 +9,10 @@ from surestep_common.errors import InvalidRequest
 from surestep_gateway.auth.api_keys import read_keys
 
 
-def one_key(key: SecretStr | None, path: Path | None) -> str | None:
+def one_key(key: SecretStr | None, path: Path | None) -> SecretStr | None:
     """Return `key`, or the first key of the file; None without either. Raise InvalidRequest."""
     if key is not None or path is None:
-        return key.get_secret_value() if key is not None else None
+        return key
     try:
         return read_keys(path)[0].key
     except ValueError as error:

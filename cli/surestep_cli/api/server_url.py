@@ -39,7 +39,7 @@ class ServerUrl(Settings):
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
         return _of_clients(super().from_file(content))
 
-    def key(self) -> str | None:
+    def key(self) -> SecretStr | None:
         """Return the key to send. Raise InvalidRequest."""
         return one_key(self.api_key, self.api_key_file)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+from pydantic import SecretStr
 from surestep_common.tls import context_of_client
 
 from .http import api_root, unix_socket
@@ -19,7 +20,7 @@ _MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 def open_session(
     url: str,
     *,
-    api_key: str | None = None,
+    api_key: SecretStr | None = None,
     timeout: aiohttp.ClientTimeout,
     certificate: Path | None = None,
 ) -> aiohttp.ClientSession:
@@ -28,7 +29,7 @@ def open_session(
     tls = context_of_client(certificate) if certificate is not None else True
     return aiohttp.ClientSession(
         base_url=f"{api_root(url)}/" if socket is None else "http://localhost/",
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
         timeout=timeout,
         connector=aiohttp.TCPConnector(limit=0, ssl=tls)
         if socket is None

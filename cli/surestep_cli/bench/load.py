@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import aiohttp
+from pydantic import SecretStr
 
 from surestep_cli.api.sessions import open_session
 
@@ -101,7 +102,7 @@ async def run_load(
     prompt_kind: PromptKind = "random",
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
-    api_key: str | None = None,
+    api_key: SecretStr | None = None,
     num_warmup: int = 0,
     timeout_s: float = 600.0,
     ready_timeout_s: float = 0.0,

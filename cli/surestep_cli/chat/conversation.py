@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pydantic import SecretStr
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 
 from surestep_cli.api.http import api_root, call, posted
@@ -52,7 +53,7 @@ class Conversation:
     """A conversation. `fields` go into every request."""
 
     url: str
-    api_key: str | None
+    api_key: SecretStr | None
     fields: dict[str, Any]
     timeout_s: float
     system: str | None = None
@@ -81,7 +82,7 @@ class Conversation:
         return heard
 
 
-def first_model(url: str, api_key: str | None) -> str:
+def first_model(url: str, api_key: SecretStr | None) -> str:
     """Return the name of the server's first model. Raise Unavailable and InvalidRequest."""
     try:
         answer = call(f"{api_root(url)}/v1/models", api_key=api_key, timeout_s=_MODELS_TIMEOUT_S)

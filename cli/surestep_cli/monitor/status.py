@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 from surestep_common.errors import Unavailable
@@ -29,7 +30,7 @@ class ProcessRow(NamedTuple):
     last_step: str = _NONE  # age of the newest finished step
 
 
-def show(url: str, api_key: str | None, *, as_json: bool, console: Console) -> int:
+def show(url: str, api_key: SecretStr | None, *, as_json: bool, console: Console) -> int:
     """Print the processes; return 0 when the server serves, 1 when not. Raise Unavailable."""
     try:
         answer = call(f"{api_root(url)}/status", api_key=api_key, timeout_s=_TIMEOUT_S)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from pydantic import SecretStr
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -31,7 +32,7 @@ Look = Callable[[], Moment]
 
 
 def top(
-    url: str, api_key: str | None, *, interval_s: float, updates: int | None, console: Console
+    url: str, api_key: SecretStr | None, *, interval_s: float, updates: int | None, console: Console
 ) -> int:
     """Show the server until Ctrl-C, or `updates` times. Raise Unavailable if it does not
     respond.
@@ -51,7 +52,7 @@ def top(
     return 0
 
 
-def look_at(url: str, api_key: str | None) -> Moment:
+def look_at(url: str, api_key: SecretStr | None) -> Moment:
     """Read status and metrics once. Raise Unavailable."""
     root = api_root(url)
     try:

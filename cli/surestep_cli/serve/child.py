@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
+from surestep_common import log
 from surestep_common.config import PARENT_PID
 from surestep_common.process import STACK_DUMP_SIGNAL
 
@@ -164,8 +165,8 @@ class Child:
 
     async def _start(self) -> None:
         with contextlib.ExitStack() as stack:
-            log = self._open_log()
-            output = stack.enter_context(log) if log is not None else _stderr()
+            file = self._open_log()
+            output = stack.enter_context(file) if file is not None else _stderr()
             self._process = await asyncio.create_subprocess_exec(
                 *self.command.argv,
                 env={**self.command.environ, PARENT_PID: str(os.getpid())},
@@ -178,14 +179,14 @@ class Child:
     def _open_log(self) -> FileIO | None:
         """Open the log for appending; log an error and return None where that fails."""
         try:
-            log = _begin_log(self.command)
+            file = _begin_log(self.command)
         except OSError as error:
             if self._has_log:
                 logger.warning("the output of %s goes to stderr: %s", self.command.name, error)
             self._has_log = False
             return None
-        self._has_log, self._log_begin = True, log.tell()
-        return log
+        self._has_log, self._log_begin = True, file.tell()
+        return file
 
     def _tell(self, status: str, pause_s: float, *, often: bool) -> None:
         now = time.monotonic()
@@ -199,19 +200,17 @@ class Child:
             status,
             pause_s,
             f", and so on until it stays (logged once in {_QUIET_S:.0f} s)" if often else "",
-            f"; its last words: {lines[-1]}" if lines else "",
+            f"; its last words: {lines[-1].strip()}" if lines else "",
         )
 
 
 def _begin_log(command: Command) -> FileIO:
     """Open the log, recreating a removed one, and write a first line to test it."""
-    path = command.log_path
-    path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(path.open("ab", buffering=0))
-        log.write(f"{datetime.now(UTC):%FT%TZ} {command.name} starts\n".encode())
+        file = stack.enter_context(log.open_file(command.log_path))
+        file.write(f"{datetime.now(UTC):%FT%TZ} {command.name} starts\n".encode())
         stack.pop_all()
-    return log
+    return file
 
 
 def _stderr() -> int:
@@ -227,9 +226,9 @@ def _stderr() -> int:
 def _lines(path: Path, begin: int) -> list[str]:
     """Return the non-empty lines of a log from byte `begin` on, at most its end."""
     try:
-        with path.open("rb") as log:
-            log.seek(max(path.stat().st_size - _TAIL_BYTES, begin))
-            text = log.read().decode(errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, begin))
+            text = file.read().decode(errors="replace")
     except OSError:
         return []
     return [line for line in text.splitlines() if line.strip()]

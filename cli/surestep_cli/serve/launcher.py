@@ -119,7 +119,7 @@ def log_folder(wanted: Path | None) -> Path:
     if wanted is None:
         return _new_folder(state_dir() / "logs", f"{datetime.now():%Y%m%d-%H%M%S}")
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
+        log.make_folder(wanted)
     except OSError as error:
         raise Unavailable(f"--log-dir: {error}") from error
     return wanted
@@ -129,10 +129,10 @@ def _new_folder(parent: Path, name: str) -> Path:
     """Make `name` below `parent`, with a number where another start was as quick."""
     folder = parent / name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        log.make_folder(parent)
         for number in itertools.count(2):
             with contextlib.suppress(FileExistsError):
-                folder.mkdir()
+                folder.mkdir(log.FOLDER_MODE)
                 break
             folder = parent / f"{name}-{number}"
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from surestep_common.config import secret_fields
 from surestep_common.errors import SurestepError
 
 from surestep_cli.api.http import api_root
@@ -37,12 +38,12 @@ from .table import show
 _MOST_AT_ONCE = 32
 _NOT_FOUND_OUT = Verdict.NOT_SHOWN.exit_status
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What is computed, and nothing that could be a secret.
+# What is computed, and no secret.
 _FLAGS = {
     name
     for section in ("Model", "Speculation", "Memory", "Steps", "Devices")
     for name in SECTIONS[section]
-} - {"hf_token"}
+} - set(secret_fields(ServeSettings))
 
 
 def verify(asking: VerifyArguments, console: Console) -> int:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import SecretStr
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, Unavailable
 
@@ -31,12 +32,12 @@ class ServerUnderTest(NamedTuple):
     """The server's URL; `pid` is the launcher's, None for a server not started here."""
 
     url: str
-    api_key: str | None
+    api_key: SecretStr | None
     certificate: Path | None = None
     pid: int | None = None
 
 
-def key_of(settings: ServeSettings) -> str | None:
+def key_of(settings: ServeSettings) -> SecretStr | None:
     """Return the first of the server's keys, or the key for a running server."""
     return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import SecretStr
 from surestep_common.access import bearer_index
 
 _ANSWERS = {"yes": True, "no": False}
@@ -21,7 +22,7 @@ class ApiClient(NamedTuple):
 
 
 class ApiKey(NamedTuple):
-    key: str
+    key: SecretStr
     client: ApiClient
 
 
@@ -29,7 +30,7 @@ class ApiKeys:
     """The keys that a server accepts; without any key it accepts every request."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        self._keys = [key.key.encode() for key in keys]
+        self._keys = [key.key.get_secret_value().encode() for key in keys]
         self._clients = [key.client for key in keys]
 
     def __bool__(self) -> bool:
@@ -42,9 +43,9 @@ class ApiKeys:
         return None if index is None else self._clients[index]
 
 
-def plain_keys(keys: Sequence[str]) -> list[ApiKey]:
+def plain_keys(keys: Sequence[SecretStr]) -> list[ApiKey]:
     """Return keys without owner details, which are all treated alike."""
-    return [ApiKey(key, ApiClient(_name(key))) for key in keys]
+    return [ApiKey(key, ApiClient(_name(key.get_secret_value()))) for key in keys]
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -81,7 +82,7 @@ def _api_key(key: str, *options: str) -> ApiKey:
     may_prioritise = _ANSWERS[given.pop("priority", "no")]
     if given or not name or not 0.01 <= weight <= 100:
         raise ValueError
-    return ApiKey(key, ApiClient(name, weight, may_prioritise))
+    return ApiKey(SecretStr(key), ApiClient(name, weight, may_prioritise))
 
 
 def _name(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import socket
 import struct
 import time
@@ -24,7 +25,10 @@ MAX_HEADERS = 128
 MAX_AHEAD = 128  # requests that wait behind one that is not answered yet
 _INVALID = 400, "Invalid HTTP request received."
 _HEAD_TOO_LARGE = 431, f"a head may have {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
+_AMBIGUOUS = 400, "a head needs one valid Host header, and one way to tell the body's length"
 _TOO_FAR_AHEAD = 400, f"at most {MAX_AHEAD} requests may be sent ahead"
+_VERSIONS = ("1.0", "1.1")
+_HOST = re.compile(rb"[\w.~!$&'()*+;=%:\[\]-]*")  # of RFC 3986, without the comma of lists
 _RESET = struct.pack("ii", 1, 0)  # linger for no time
 
 
@@ -144,10 +148,28 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if not self._has_one_meaning():
+            self._complaint = _AMBIGUOUS
+            raise ValueError("the head is ambiguous")  # to the parser
         self._in_head = False
         self._head_due = math.inf
         self._all.busy(self)
         super().on_headers_complete()
+
+    def _has_one_meaning(self) -> bool:
+        """Whether no proxy can read another host, or another end of the body (RFC 9112)."""
+        version = self.parser.get_http_version()
+        hosts = self._values(b"host")
+        lengths, encodings = self._values(b"content-length"), self._values(b"transfer-encoding")
+        if version not in _VERSIONS or len(hosts) > 1 or (version == "1.1" and not hosts):
+            return False
+        if not all(map(_HOST.fullmatch, hosts)) or len(lengths) + len(encodings) > 1:
+            return False
+        chunked = version == "1.1" and all(name.lower() == b"chunked" for name in encodings)
+        return all(map(bytes.isdigit, lengths)) and (chunked or not encodings)
+
+    def _values(self, name: bytes) -> list[bytes]:
+        return [value.strip() for known, value in self.headers if known == name]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

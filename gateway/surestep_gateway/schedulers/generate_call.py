@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 from surestep_common.errors import ConnectionLost, InternalError
-from surestep_common.rpc import from_rpc_error
+from surestep_common.rpc import from_rpc_error, num_delivered
 from surestep_proto import scheduler_pb2 as pb
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class GenerateCall:
         self.has_tokens = False
         self.lost_alone = False  # no other call without tokens was open when this one was lost
         self._chunks: deque[pb.GenerateChunk] = deque()  # that were not read yet
-        self._error: Exception | None = None  # what ended it, behind these
+        self._num_chunks = 0  # that came
+        self._error: Exception | None = None  # what ended it
+        self._error_behind = math.inf  # chunks that come before this error
         self._clock = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -58,7 +61,7 @@ class GenerateCall:
         `due`, by the event loop's clock; the call is then over.
         """
         while not self._chunks:
-            if self._error is not None:
+            if self._error is not None and self._num_chunks >= self._error_behind:
                 raise self._failure(self._error)
             await self._wait(due)
         return self._chunks.popleft()
@@ -83,6 +86,7 @@ class GenerateCall:
 
     def put(self, chunk: pb.GenerateChunk) -> None:
         """Take in a chunk."""
+        self._num_chunks += 1
         if chunk.token_ids or chunk.pooled:
             self.has_tokens = True
             self._scheduler.breaker.worked(self.number)
@@ -92,9 +96,13 @@ class GenerateCall:
             _append(self._chunks[-1], chunk)
         self._wake()
 
-    def fail(self, error: Exception) -> None:
-        """End the call; `read` raises the error when it has returned every chunk."""
+    def fail(self, error: Exception, behind: int = 0) -> None:
+        """End the call; `read` raises the first error when it has returned every chunk.
+
+        `behind`: so many chunks come, although the error of a call may overtake those delivered.
+        """
         self._error = self._error or error
+        self._error_behind = min(self._error_behind, behind)
         self._wake()
 
     def _wake(self) -> None:
@@ -108,7 +116,7 @@ class GenerateCall:
                 self._scheduler.heard()
                 self.put(chunk)
         except grpc.aio.AioRpcError as error:
-            self.fail(from_rpc_error(error))
+            self.fail(from_rpc_error(error), num_delivered(error))
         except asyncio.CancelledError:  # the channel is closed, if not the call
             self.fail(ConnectionLost("the call was cancelled"))
             raise

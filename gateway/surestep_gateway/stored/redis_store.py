@@ -36,8 +36,12 @@ class RedisStore:
             self._client: Any = redis.from_url(
                 url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
             )
-        except ValueError as error:
-            raise InvalidRequest(f"--responses-store: {error}", param="responses_store") from None
+        except ValueError:  # it may repeat a part of the password
+            raise InvalidRequest(
+                "--responses-store: expected redis://USER:PASSWORD@HOST:PORT/DATABASE, with %XX in "
+                "place of other characters in a password than letters and digits",
+                param="responses_store",
+            ) from None
         self._errors = (RedisError, OSError, TimeoutError)
         self._most_bytes = most_bytes
         self._lifetime_ms = max(1, round(lifetime_s * 1000))

@@ -45,7 +45,7 @@ class RequestOutputs:
         self.seq = seq
         self.call = 0  # the reader's number of it
         self.resolved: ResolvedParams | None = None  # to be told with the first chunk
-        self.started = False  # the first chunk was made
+        self.num_chunks = 0  # that were made of its outputs
         self.traced = False
         self.timeline = Timeline(seq.arrival)
         self._outbox = outbox

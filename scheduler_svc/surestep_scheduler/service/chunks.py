@@ -43,8 +43,8 @@ def _fill(
     """Make one chunk of the outputs of consecutive steps."""
     if opened.traced:
         opened.timeline.tokens(engine.clock())
-    if not opened.started:
-        opened.started = True
+    opened.num_chunks += 1
+    if opened.num_chunks == 1:
         _start(chunk, opened, outputs[0].prompt_logprobs, engine.model_fingerprint)
     for output in outputs:
         chunk.token_ids.extend(output.token_ids)

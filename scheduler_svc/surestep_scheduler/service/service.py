@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
@@ -90,6 +91,8 @@ class SchedulerService(SchedulerServicer):
                         await opened.end()
                 finally:
                     self._engine.close(opened)
+                    if shared is not None:
+                        tell_num_delivered(context, opened.num_chunks)
                     if span.sent:
                         tell(span, opened.seq, opened.timeline, self._engine.clock())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 from support.fakes.scheduler import running
 from support.processes.gateway import gateway, until_ready
@@ -83,8 +84,11 @@ async def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     ):
         await until_ready(client, process)
         console = Console(highlight=False)
-        assert await asyncio.to_thread(restart_workers, url, "admin", "why not", console) == 0
+        assert (
+            await asyncio.to_thread(restart_workers, url, SecretStr("admin"), "why not", console)
+            == 0
+        )
         assert scheduler.restarts == ["why not"]
         assert "2 workers replaced, serving again after" in capsys.readouterr().out
         with pytest.raises(Unavailable, match="missing or wrong admin key"):
-            await asyncio.to_thread(restart_workers, url, "wrong", None, console)
+            await asyncio.to_thread(restart_workers, url, SecretStr("wrong"), None, console)

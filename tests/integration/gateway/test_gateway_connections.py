@@ -14,6 +14,7 @@ import pytest
 import trustme
 from slow_clients import OPEN_BODY, Address, connect, everything, post, stop_reading
 from support.fakes.scheduler import running, start, tokens
+from support.patience import PATIENCE_S
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack
 from support.processes.ports import free_port
@@ -48,7 +49,7 @@ def statuses(answers: bytes) -> list[int]:
 
 async def nothing_open(stack: Stack) -> None:
     await stack.scheduler.until(lambda fake: fake.num_open == 0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while stack.server.gateway.admission.num_open:
             await asyncio.sleep(0.01)
 
@@ -241,7 +242,7 @@ async def test_what_nobody_reads_ends(start_stack: StartStack, stream: bool) -> 
     stack.scheduler.script = endless if stream else long_answer
     _, writer = connection = await connect(address_of(stack), receive_bytes=4096)
     stop_reading(connection)
-    writer.write(never_read(stream=stream, n=1 if stream else 16))
+    writer.write(never_read(stream=stream, n=1 if stream else 8))
     await stack.scheduler.until(lambda fake: bool(fake.requests))
     await nothing_open(stack)
     assert stack.scheduler.num_cancelled == (1 if stream else 0)

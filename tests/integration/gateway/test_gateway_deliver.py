@@ -14,8 +14,9 @@ from support.fakes.scheduler import (
     start,
     tokens,
 )
+from support.patience import PATIENCE_S
 from support.processes.gateway_stack import Paused, Stack, StartStack
-from surestep_common.errors import ModelFault
+from surestep_common.errors import ConnectionLost, ModelFault
 from surestep_gateway.schedulers.generate_call import GenerateCall
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
@@ -25,7 +26,7 @@ ASKED = {"max_tokens": 8, "seed": 3, "return_token_ids": True}
 async def delivering(stack: Stack) -> None:
     """Wait until the scheduler may be told to use its stream."""
     client = stack.server.gateway.pool.schedulers[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while client.delivery.of(1) is None:
             await asyncio.sleep(0.005)
 
@@ -94,6 +95,47 @@ async def test_an_error_comes_behind_the_tokens_that_came_before(stack: Stack) -
     told = [id_ for event in events[:-1] for id_ in event["choices"][0]["token_ids"]]
     assert told == [70, 71, 72]
     assert "not finite" in events[-1]["error"]["message"]
+
+
+async def test_an_error_does_not_overtake_tokens(stack: Stack) -> None:
+    """The call and the stream are two: what the one brings is no later than the other's end."""
+    await delivering(stack)
+    ids = list(range(70, 100))
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        for id_ in ids:
+            yield tokens([id_])
+        raise ModelFault("logits are not finite")
+
+    stack.scheduler.script = script
+    asked = ASKED | {"max_tokens": len(ids) + 1, "prompt": "hello"}
+    streams = (stack.stream("/v1/completions", **asked) for _ in range(20))
+    for *events, last in await asyncio.gather(*streams):
+        assert "not finite" in last["error"]["message"]
+        assert [id_ for event in events for id_ in event["choices"][0]["token_ids"]] == ids
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["comes", "is lost"])
+async def test_an_error_waits_for_the_chunk_before_it(stack: Stack, lost: bool) -> None:
+    await delivering(stack)
+    client = stack.server.gateway.pool.schedulers[0]
+    stack.scheduler.script = Paused(1)
+    with client.generate(GenerateRequest(request_id="r", prompt_ids=[1]), 60) as call:
+        assert (await _read(call)).HasField("start")
+        assert (await _read(call)).token_ids
+        call.fail(ModelFault("logits are not finite"), behind=3)
+        reading = asyncio.ensure_future(_read(call))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        if lost:
+            call.fail(ConnectionLost("the stream of chunks broke"))
+        else:
+            call.put(tokens([9]))
+            assert (await reading).token_ids == [9]
+            reading = asyncio.ensure_future(_read(call))
+        with pytest.raises(ModelFault):
+            await reading
 
 
 async def test_a_client_that_is_gone_ends_its_call_and_no_other(stack: Stack) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from support.fakes.scheduler import running
+from support.patience import PATIENCE_S
 from support.processes.gateway import Process, gateway, until_ready
 from support.processes.gateway_stack import Events, Stack
 from support.processes.ports import free_port
@@ -241,7 +242,7 @@ async def test_requests_that_break_off(stack: Stack) -> None:
     whole = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     for cut in (1, 10, len(whole) - 1, len(whole), len(whole) + 5):
         await raw(stack, (whole + body)[:cut], eof=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while stack.server.gateway.admission.num_open:
             await asyncio.sleep(0.01)
     events = await stack.stream("/v1/completions", prompt="hello", max_tokens=2)

@@ -102,7 +102,8 @@ async def test_large_bodies_are_refused(start_stack: StartStack) -> None:
 
 async def test_api_keys(start_stack: StartStack) -> None:
     stack = await start_stack(api_key="first,second")
-    assert stack.server.gateway.settings.api_key == ("first", "second")
+    keys = stack.server.gateway.settings.api_key
+    assert [key.get_secret_value() for key in keys] == ["first", "second"]
     for header in (None, "Bearer wrong", "Basic first", "first"):
         stack.client.headers.pop("authorization", None)
         if header is not None:

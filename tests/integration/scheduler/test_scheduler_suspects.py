@@ -18,6 +18,7 @@ from support.processes.scheduler_harness import (
     make_settings,
     scheduler,
 )
+from surestep_common.rpc import num_delivered
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import supervisor_pb2, worker_pb2
 
@@ -94,6 +95,26 @@ async def test_two_at_once() -> None:
     check(answers, fatal)
     assert stats.num_poisoned_requests == 2
     assert stats.num_epochs <= 1 + 2 * 10  # they get in each other's way
+
+
+async def test_the_end_of_a_call_says_how_many_of_its_chunks_went_to_the_stream() -> None:
+    """The reader gets the two in any order."""
+    supervisor = FakeSupervisor(lambda: Poisoned({"r5": 20}))
+    message = pb.GenerateRequest.FromString(MESSAGES[5].SerializeToString())
+    message.delivery.CopyFrom(pb.Delivery(stream_id="a stream", call=1))
+    async with (
+        supervisor as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+    ):
+        stream = client.stub.Deliver(pb.DeliverRequest(stream_id="a stream"))
+        assert not (await stream.read()).calls
+        error = await code_of(client.generate(message))
+        chunks = [await stream.read() for _ in range(num_delivered(error))]
+        assert stream.cancel()
+    ids = [id_ for batch in chunks for chunk in batch.chunks for id_ in chunk.token_ids]
+    assert ids
+    assert ids == expected(MODEL, message)[: len(ids)]
+    assert error.code() == grpc.StatusCode.DATA_LOSS
 
 
 async def test_new_requests_go_on_during_the_search() -> None:

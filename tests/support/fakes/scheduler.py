@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.patience import PATIENCE_S
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_common.rpc import Server
+from surestep_common.rpc import Server, tell_num_delivered
 from surestep_common.sampling_defaults import neutral
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 from surestep_proto.sampling_pb2 import LogprobColumns
@@ -210,17 +211,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             raise InvalidRequest("prompt_ids must be set", param="prompt_ids")
         self.num_open += 1
         await self._notify()
+        num_delivered = 0
         try:
             async with contextlib.aclosing(self.script(request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     if request.HasField("delivery"):
                         await self.deliveries.send(request, chunk)
+                        num_delivered += 1
                     else:
                         yield chunk
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
             raise
         finally:
+            tell_num_delivered(context, num_delivered)
             self.num_open -= 1
             await asyncio.shield(self._notify())
 
@@ -264,7 +268,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             self._changed.notify_all()
 
     async def until(
-        self, condition: Callable[[FakeScheduler], bool], timeout_s: float = 10
+        self, condition: Callable[[FakeScheduler], bool], timeout_s: float = PATIENCE_S
     ) -> None:
         """Wait until `condition` holds; calls starting and ending are what changes it."""
         async with asyncio.timeout(timeout_s), self._changed:

@@ -14,6 +14,7 @@ import httpx
 from support.fakes import scheduler as fake_scheduler
 from support.fakes.deliveries import Deliveries
 from support.fakes.scheduler import FakeScheduler, emulated, start, tokens
+from support.patience import PATIENCE_S
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
@@ -27,9 +28,9 @@ class Stack:
         self.scheduler = schedulers[0]
         self.schedulers = schedulers
         self.url = f"http://{server.address}"
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=20)
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S)
 
-    async def until_serving(self, count: int = 1, timeout_s: float = 10) -> None:
+    async def until_serving(self, count: int = 1, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many schedulers would be sent requests."""
         schedulers = self.server.gateway.pool.schedulers
         async with asyncio.timeout(timeout_s):

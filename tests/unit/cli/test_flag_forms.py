@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pydantic_settings import SettingsError
 from surestep_cli.main import Serve
 from surestep_cli.settings.flags import FlagReader
@@ -185,12 +186,12 @@ def test_variables_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "64")
     monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
     settings = Serve.load(["m"])
-    assert settings.api_key == ("key",)
+    assert settings.api_key == (SecretStr("key"),)
     assert settings.log_level == "DEBUG"
     assert (settings.kv_cache_memory, settings.max_n) == (40.0, 64)
     assert settings.timeout_keep_alive == 30
     assert list(settings.without_effect) == ["VLLM_USE_V1"]
     monkeypatch.setenv("SURESTEP_API_KEY", "another")
-    assert Serve.load(["m"]).api_key == ("another",)
+    assert Serve.load(["m"]).api_key == (SecretStr("another"),)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0")  # which is vLLM's word for its default
     assert "kv_cache_memory" not in Serve.load(["m"]).model_fields_set

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from surestep_cli.main import run
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.settings.vllm_flags import vllm_flags
@@ -86,7 +87,7 @@ def test_what_cannot_be_had_is_told(
 
 def test_a_running_server_may_want_a_key_and_a_name() -> None:
     asking = VerifyArguments.of(["name", "--url", "http://x", "--api-key", "k"])
-    assert (asking.serve.model, asking.serve.api_key) == ("name", ("k",))
+    assert (asking.serve.model, asking.serve.api_key) == ("name", (SecretStr("k"),))
     assert not asking.adds_drafts
 
 

@@ -60,3 +60,38 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert fields["service"] == "gateway"
     assert fields["exception"].endswith("ValueError: reason")
     assert "request_id" not in fields
+
+
+CONTROLS = [
+    *map(chr, (*range(0x20), *range(0x7F, 0xA0))),
+    *("\u2028", "\u2029", "\u202e", "\u2066", "\u200f", "\udc9b"),
+]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["plain", "json"])
+@pytest.mark.parametrize("control", CONTROLS, ids=ascii)
+def test_no_text_begins_a_line_or_steers_a_terminal(
+    capsys: pytest.CaptureFixture[str], control: str, as_json: bool
+) -> None:
+    """Whether a client's text is in the message, the request id or the error."""
+    log.configure("gateway", as_json=as_json)
+    text = f"a{control}FORGED{control}[31m"
+    token = log.request_id.set(text)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logging.getLogger("part").exception("model %s", text)
+    log.request_id.reset(token)
+    written = capsys.readouterr().err
+    assert "FORGED" in written
+    assert control not in written.replace("\n", "")
+    first, *others = written.splitlines()
+    assert not others if as_json else all(line.startswith("    ") for line in others)
+    if as_json:
+        assert json.loads(first)["message"] == f"model {text}"
+
+
+def test_text_that_is_no_control_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("gateway")
+    logging.getLogger("part").info("%s", r"C:\temp «ünïcode» 日本 👋")
+    assert capsys.readouterr().err.endswith(" part C:\\temp «ünïcode» 日本 👋\n")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from surestep_gateway.config import GatewaySettings
 
 
@@ -27,14 +27,14 @@ def test_a_model_in_a_cache_of_the_hub_is_named_by_its_id(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("given", ["k1,k2", '["k1", "k2"]', ["k1", "k2"]])
 def test_lists_come_in_three_spellings(given: object) -> None:
-    assert settings(api_key=given).api_key == ("k1", "k2")
+    assert settings(api_key=given).api_key == (SecretStr("k1"), SecretStr("k2"))
 
 
 def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SURESTEP_API_KEY", "secret")
     monkeypatch.setenv("SURESTEP_PORT", "9000")
     got = settings()
-    assert (got.api_key, got.port) == (("secret",), 9000)
+    assert (got.api_key, got.port) == ((SecretStr("secret"),), 9000)
 
 
 def test_settings_are_frozen() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from surestep_gateway.auth.api_keys import ApiClient, read_keys
 from surestep_gateway.config import GatewaySettings
 
@@ -19,10 +20,10 @@ def keys(tmp_path: Path) -> Path:
 def test_a_file_says_whose_keys_they_are(keys: Path) -> None:
     keys.write_text("# ours\n\nk1\n  k2 weight=2.5 name=batch\tpriority=yes  \n")
     first, second = read_keys(keys)
-    assert first.key == "k1"
+    assert first.key == SecretStr("k1")
     assert first.client == ApiClient(first.client.name, 1.0, may_prioritise=False)
     assert "k1" not in first.client.name
-    assert second == ("k2", ApiClient("batch", 2.5, may_prioritise=True))
+    assert second == (SecretStr("k2"), ApiClient("batch", 2.5, may_prioritise=True))
 
 
 @pytest.mark.parametrize(
