@@ -113,10 +113,14 @@ class Gate:
         guests = self._guests.get(method, [])
         if method.startswith(_OPEN) or method in self._public or not (self._secret or guests):
             return True
-        metadata: Any = details.invocation_metadata or ()
-        headers = [value for key, value in metadata if key == _KEY]
-        keys = [*self._secret, *guests]
-        return any(bearer_index(_bytes(header), keys) is not None for header in headers)
+        return shown_key(details.invocation_metadata, [*self._secret, *guests]) is not None
+
+
+def shown_key(metadata: Any, keys: Sequence[bytes]) -> int | None:
+    """Return which of the keys a call with this metadata shows, None for none of them."""
+    headers = [_bytes(value) for name, value in metadata or () if name == _KEY]
+    found = (bearer_index(header, keys) for header in headers)
+    return next((index for index in found if index is not None), None)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common import tracing
+from surestep_common.cache_owner import cache_root
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
@@ -56,6 +57,11 @@ class Journal:
         """The largest number of tokens that may come, 0 while unknown."""
         return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
 
+    @property
+    def cache_root(self) -> bytes:
+        """Equal for requests that may find each other's prefixes."""
+        return cache_root(self.tenant.cache_owner, self.cache_salt)
+
     def request(self) -> GenerateRequest:
         """Return the call that starts or resumes the sequence."""
         suffix = f".{self.num_calls}" if self.num_calls else ""
@@ -66,6 +72,7 @@ class Journal:
             max_tokens=self.max_tokens,
             pooling=self.pooling,
             priority=self.priority,
+            cache_owner=self.tenant.cache_owner,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
             want_drafted=self.want_drafted,
@@ -140,7 +147,7 @@ class ResumableStream:
         self._siblings = siblings
         self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
-        self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
+        self._key = prefix_key(journal.cache_root, journal.prompt_ids)
         self._next: SchedulerClient | None = None  # replaces one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
