@@ -219,7 +219,10 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         60.0, description="seconds to wait for a lost scheduler before open requests fail"
     )
     admission_timeout_s: float = Field(
-        30.0, ge=0, description="seconds a new request waits for a scheduler that serves"
+        30.0,
+        ge=0,
+        description="seconds a new request waits for a scheduler that serves; they begin anew "
+        "when one that drained has ended",
     )
     max_resumes: int = Field(
         5, ge=0, description="times in a row a request may lose its scheduler without a new token"

@@ -41,9 +41,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     tracer = open_tracer(settings, "surestep-scheduler")
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:
-        owners = CacheOwners(
-            settings.grpc_api_key, shared=settings.share_prefix_cache_between_keys
-        )
+        owners = CacheOwners(settings.grpc_api_key, shared=settings.share_prefix_cache_between_keys)
         service = SchedulerService(engine, settings.scheduler_listen, tracer, owners)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc

@@ -106,7 +106,9 @@ def test_nobody_can_tell_what_another_key_asked(model: Path, tmp_path: Path, sha
         forged = b.ask(warm, cache_salt="a")
     share = faster([seen.took_s for seen in known], [seen.took_s for seen in fresh])
     medians = [sorted(seen.took_s for seen in kind)[TRIALS // 2] for kind in (known, fresh)]
-    print(f"cached {known[0].cached}, medians {[f'{1000 * s:.0f} ms' for s in medians]}, {share=:.2f}")
+    print(
+        f"cached {known[0].cached}, medians {[f'{1000 * s:.0f} ms' for s in medians]}, {share=:.2f}"
+    )
     assert [seen.text for seen in known] == texts
     assert {seen.cached for seen in fresh} == {0}
     assert {seen.cached for seen in known} == ({LENGTH - 16} if shares else {0})

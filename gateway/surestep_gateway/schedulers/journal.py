@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from surestep_common import tracing
 from surestep_common.cache_owner import cache_root
@@ -26,6 +27,8 @@ from .scheduler_client import GENERATE, SchedulerClient
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,11 +185,11 @@ class ResumableStream:
                 except Unavailable as error:
                     self._after_loss(scheduler, error)
 
-    async def _in_time(self, wait: Awaitable[None]) -> None:
+    async def _in_time(self, wait: Awaitable[T]) -> T:
         """Await within the deadline of the request."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                await wait
+                return await wait
         except TimeoutError:
             raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
@@ -197,7 +200,8 @@ class ResumableStream:
             return scheduler
         try:
             model = self._journal.model_fingerprint
-            return await self._pool.acquire(self._key, self._time_to_wait(), model)
+            found = self._pool.acquire(self._key, self._time_to_wait(), model)
+            return await self._in_time(found)
         except Unavailable as error:
             raise self._error or error from None
 

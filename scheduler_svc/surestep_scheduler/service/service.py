@@ -29,9 +29,7 @@ _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say o
 class SchedulerService(SchedulerServicer):
     """Handlers of scheduler.proto. Errors become statuses in the server's interceptor."""
 
-    def __init__(
-        self, engine: Engine, address: str, tracer: Tracer, owners: CacheOwners
-    ) -> None:
+    def __init__(self, engine: Engine, address: str, tracer: Tracer, owners: CacheOwners) -> None:
         self._engine = engine
         self._owners = owners
         self._tracer = tracer

@@ -54,7 +54,9 @@ async def test_who_has_most_of_what_is_full_loses_the_oldest(
             gone = [key for key in held[loser] if await kept.get(key) is None]
             assert gone == list(held[loser])[: len(gone)]
             for key in gone:
-                assert _taken(held[loser], counted) == max(_taken(h, counted) for h in held.values())
+                assert _taken(held[loser], counted) == max(
+                    _taken(h, counted) for h in held.values()
+                )
                 del held[loser][key]
         whole = sum(_taken(records, counted) for records in held.values())
         assert whole <= (6 if counted else 4000)
