@@ -15,12 +15,12 @@ import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.stack import Stack, serve
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(3, turn=2)]
 LENGTH, BUDGET = 960, 64  # a prompt takes 15 steps, and one that is known takes one
 TRIALS = 24
 # Of pairs of times of two equal kinds, half have the smaller one first; the standard deviation of
-# that share is 0.084 with so many trials (Mann and Whitney, 1947), and this is 3.5 of it.
-EVEN = (0.21, 0.79)
+# that share is 0.084 with so many trials (Mann and Whitney, 1947), and this is 4 of it.
+EVEN = (0.16, 0.84)
 
 
 class Seen(NamedTuple):
@@ -106,12 +106,9 @@ def test_nobody_can_tell_what_another_key_asked(model: Path, tmp_path: Path, sha
         forged = b.ask(warm, cache_salt="a")
     share = faster([seen.took_s for seen in known], [seen.took_s for seen in fresh])
     medians = [sorted(seen.took_s for seen in kind)[TRIALS // 2] for kind in (known, fresh)]
-    print(
-        f"cached {known[0].cached}, medians {[f'{1000 * s:.0f} ms' for s in medians]}, {share=:.2f}"
-    )
     assert [seen.text for seen in known] == texts
     assert {seen.cached for seen in fresh} == {0}
     assert {seen.cached for seen in known} == ({LENGTH - 16} if shares else {0})
     assert own.cached == LENGTH - 16
     assert (salted.cached, forged.cached) == (0, 0)
-    assert (EVEN[0] <= share <= EVEN[1]) != shares, f"{share:.2f}"
+    assert (EVEN[0] <= share <= EVEN[1]) != shares, (share, medians)

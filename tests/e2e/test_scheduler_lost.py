@@ -62,7 +62,6 @@ def test_a_new_request_outlasts_the_drain_of_the_only_scheduler(tmp_path: Path) 
             began = time.monotonic()
             answer = client.post("/v1/completions", json={"prompt": "new", "max_tokens": 4})
             took_s = time.monotonic() - began
-            print(f"{answer.status_code} after {took_s:.1f} s")
         assert answer.status_code == 200, answer.text
         assert stack.scheduler()["pid"] != pid
         assert took_s > 20, "nothing was left to be waited for"

@@ -61,7 +61,7 @@ class Journal:
         return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
 
     @property
-    def cache_root(self) -> bytes:
+    def prefix_root(self) -> bytes:
         """Equal for requests that may find each other's prefixes."""
         return cache_root(self.tenant.cache_owner, self.cache_salt)
 
@@ -150,7 +150,7 @@ class ResumableStream:
         self._siblings = siblings
         self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
-        self._key = prefix_key(journal.cache_root, journal.prompt_ids)
+        self._key = prefix_key(journal.prefix_root, journal.prompt_ids)
         self._next: SchedulerClient | None = None  # replaces one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it

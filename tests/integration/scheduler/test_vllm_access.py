@@ -98,13 +98,15 @@ async def test_every_key_is_an_owner_of_prefixes_by_itself() -> None:
             message.MergeFrom(pb.GenerateRequest(**fields))
             message.prompt_ids[:] = range(41)
             call = stub_of(channel).Generate(message, metadata=_bearer(key))
-            return [chunk async for chunk in call][0].start.num_cached_tokens
+            first, *_ = [chunk async for chunk in call]
+            return int(first.start.num_cached_tokens)
 
         async def theirs(number: int, metadata: Any) -> int:
             request = ask(str(number), max_tokens=1)
             request.tokenized.input_ids[:] = range(41)
             call = WireClient(channel).call("Generate", request, metadata=metadata)
-            return [response async for response in call][-1].complete.cached_tokens
+            *_, last = [response async for response in call]
+            return int(last.complete.cached_tokens)
 
         assert await ours(SECRET, 1) == 0
         assert await theirs(2, ()) == 40  # nobody with a key, as the gateway without keys

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surestep_gateway.stored.store import MemoryStore
 
-
 PUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000)), max_size=40)
 
 

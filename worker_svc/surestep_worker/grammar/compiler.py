@@ -24,7 +24,7 @@ _STEP_TIMEOUT_S = 2.0  # of one that a step needs: less than any step may take
 
 
 class Compiler:
-    """Compiles each source of an owner once, while it is among the latest. Called from any thread."""
+    """Compiles an owner's source once, while it is among the latest. Called from any thread."""
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         """`load_tokenizer` is called once, on a thread of this compiler, for the first grammar."""
