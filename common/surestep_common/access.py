@@ -113,19 +113,19 @@ class Gate:
         guests = self._guests.get(method, [])
         if method.startswith(_OPEN) or method in self._public or not (self._secret or guests):
             return True
-        return _shows(details, [*self._secret, *guests])
+        return shown_key(details.invocation_metadata, [*self._secret, *guests]) is not None
 
     def is_strangers(self, details: grpc.HandlerCallDetails) -> bool:
         """Whether an admitted call is a health check of somebody who need not know the secret."""
-        return details.method.startswith(_OPEN) and not (
-            self._secret and _shows(details, self._secret)
-        )
+        shown = shown_key(details.invocation_metadata, self._secret)
+        return details.method.startswith(_OPEN) and shown is None
 
 
-def _shows(details: grpc.HandlerCallDetails, keys: Sequence[bytes]) -> bool:
-    metadata: Any = details.invocation_metadata or ()
-    headers = [value for key, value in metadata if key == _KEY]
-    return any(bearer_index(_bytes(header), keys) is not None for header in headers)
+def shown_key(metadata: Any, keys: Sequence[bytes]) -> int | None:
+    """Return which of the keys a call with this metadata shows, None for none of them."""
+    headers = [_bytes(value) for name, value in metadata or () if name == _KEY]
+    found = (bearer_index(header, keys) for header in headers)
+    return next((index for index in found if index is not None), None)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -17,7 +17,7 @@ MAX_REQUEST_BYTES = 8 << 20  # of a GenerateRequest: a prompt of 2 million ids a
 MAX_PLAN_BYTES = 16 << 20  # of a StepPlan
 ROWS_BYTES = 1 << 20  # of them for everything in a plan that is no admission
 
-MAX_NAME_BYTES = 512  # of a request's id, its cache_salt, its tenant
+MAX_NAME_BYTES = 512  # of a request's id, its cache_owner and cache_salt, its tenant
 MAX_STOP_IDS = 2048  # of the model and of the request together
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 2048  # sequences: a word may have two spellings
@@ -96,7 +96,7 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def check_name(param: str, name: str) -> None:
-    """Raise InvalidRequest for an id, a salt or a tenant that is too long."""
+    """Raise InvalidRequest for an id, an owner, a salt or a tenant that is too long."""
     _require(param, len(name.encode()), MAX_NAME_BYTES, "bytes")
 
 

@@ -105,6 +105,11 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         description="file of such keys, one a line: KEY [name=NAME] [weight=NUMBER] "
         "[priority=yes|no]",
     )
+    share_prefix_cache_between_keys: bool = Field(
+        default=False,
+        description="let the owners of all keys find each other's prefixes in the prefix cache; "
+        "each can then tell from times and `cached_tokens` how others' prompts begin",
+    )
     admin_api_key: SecretStr | None = Field(
         None, min_length=1, description="key of the /admin endpoints; there are none without it"
     )
@@ -209,7 +214,10 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         60.0, description="seconds to wait for a lost scheduler before open requests fail"
     )
     admission_timeout_s: float = Field(
-        30.0, ge=0, description="seconds a new request waits for a scheduler that serves"
+        30.0,
+        ge=0,
+        description="seconds a new request waits for a scheduler that serves; they begin anew "
+        "when one that drained has ended",
     )
     max_resumes: int = Field(
         5, ge=0, description="times in a row a request may lose its scheduler without a new token"
@@ -270,7 +278,10 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     def api_keys(self) -> ApiKeys:
         """Return the keys of clients. Raise ValueError for a malformed file."""
         from_file = read_keys(self.api_key_file) if self.api_key_file is not None else []
-        return ApiKeys([*plain_keys(self.api_key), *from_file])
+        return ApiKeys(
+            [*plain_keys(self.api_key), *from_file],
+            share_prefixes=self.share_prefix_cache_between_keys,
+        )
 
     def admin_keys(self) -> ApiKeys:
         """Return the keys of administrators. Raise ValueError for a file without a key."""

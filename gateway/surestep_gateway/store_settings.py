@@ -30,8 +30,11 @@ class StoreSettings(PeerSettings):
         86400.0, description="seconds that a response is stored"
     )
     responses_store_count: PositiveInt = Field(
-        10_000, description="responses in memory at most; the oldest ones go first"
+        10_000,
+        description="responses in memory at most; beyond, the owner with most loses its oldest",
     )
     responses_store_bytes: Size = Field(
-        256 << 20, description="bytes of responses in memory; one may have a quarter of it"
+        256 << 20,
+        description="bytes of responses in memory, of which one may have a quarter; beyond, "
+        "the owner with most loses its oldest",
     )

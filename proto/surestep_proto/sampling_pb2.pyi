@@ -64,12 +64,14 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., want_logprobs: _Optional[bool] = ..., num_top_logprobs: _Optional[int] = ..., want_prompt_logprobs: _Optional[bool] = ..., num_top_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("source", "begins_after")
+    __slots__ = ("source", "begins_after", "owner")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BEGINS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     source: str
     begins_after: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, source: _Optional[str] = ..., begins_after: _Optional[_Iterable[int]] = ...) -> None: ...
+    owner: str
+    def __init__(self, source: _Optional[str] = ..., begins_after: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)

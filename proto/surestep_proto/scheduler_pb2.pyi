@@ -35,7 +35,7 @@ RECOVERING: EngineState
 DRAINING: EngineState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved", "want_drafted", "delivery")
+    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved", "want_drafted", "cache_owner", "delivery")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     WANT_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_OWNER_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -67,8 +68,9 @@ class GenerateRequest(_message.Message):
     ignore_eos: bool
     resolved: ResolvedParams
     want_drafted: bool
+    cache_owner: str
     delivery: Delivery
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ..., cache_owner: _Optional[str] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("stream_id", "call")
@@ -165,7 +167,7 @@ class SchedulerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerInfo(_message.Message):
-    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault")
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault", "draining")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class SchedulerInfo(_message.Message):
     HEADLESS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FAULT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     vocab_size: int
     max_model_len: int
@@ -204,7 +207,8 @@ class SchedulerInfo(_message.Message):
     headless: bool
     drafter_fault: str
     grammar_fault: str
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ...) -> None: ...
+    draining: bool
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ("num_steps",)

@@ -60,6 +60,11 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     enable_prefix_caching: bool = Field(
         default=True, description="share KV blocks of equal prefixes"
     )
+    share_prefix_cache_between_keys: bool = Field(
+        default=False,
+        description="let the owners of all keys find each other's prefixes in the prefix cache; "
+        "each can then tell from times and `cached_tokens` how others' prompts begin",
+    )
     adaptive_draft_length: bool = Field(
         default=True, description="draft only what raises tokens per second; else always the most"
     )

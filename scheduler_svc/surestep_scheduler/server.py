@@ -20,6 +20,7 @@ from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from .config import SchedulerSettings
 from .engine.engine import Engine
+from .service.cache_owners import CacheOwners
 from .service.service import SchedulerService
 from .vllm.service import VllmService
 
@@ -40,7 +41,8 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     engine = Engine(settings, lambda state: server.set_serving(state == scheduler_pb2.SERVING))
     tracer = open_tracer(settings, "surestep-scheduler")
     async with asyncio.TaskGroup() as tasks:
-        service = SchedulerService(engine, settings.scheduler_listen, tracer)
+        owners = CacheOwners(settings.grpc_api_key, shared=settings.share_prefix_cache_between_keys)
+        service = SchedulerService(engine, settings.scheduler_listen, tracer, owners)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc
         )

@@ -6,8 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from e2e.conftest import FLAGS
 from openai import OpenAI
@@ -36,6 +38,33 @@ def quiet(fragile: Stack) -> Answer:
     answer = stream(fragile)
     assert len(answer.ids) == MAX_TOKENS
     return answer
+
+
+@pytest.mark.rotates(3, turn=2)
+def test_a_new_request_outlasts_the_drain_of_the_only_scheduler(tmp_path: Path) -> None:
+    """Streams keep it from its end for as long as they may, and a start takes seconds more."""
+    tiny = make_tiny_checkpoint(
+        tmp_path / "tiny", "llama", seed=7, tokenizer=True, max_position=32768
+    )
+    limits = ("--drain-timeout-s", "20", "--admission-timeout-s", "20")
+    cache = ("--kv-cache-memory", "0.2", "--max-num-seqs", "8", "--max-num-batched-tokens", "64")
+    with (
+        serve(tiny, tmp_path / "logs", *cache, *limits) as stack,
+        httpx.Client(base_url=stack.url, timeout=120) as client,
+    ):
+        long: dict[str, Any] = {"prompt": "abc", "max_tokens": 32000, "ignore_eos": True}
+        with client.stream("POST", "/v1/completions", json=long | {"n": 8, "stream": True}) as one:
+            lines = one.iter_lines()  # the stream is open as long as this is
+            next(lines)
+            pid = stack.scheduler()["pid"]
+            os.kill(pid, signal.SIGTERM)
+            stack.wait_until(lambda: not stack.is_ready(), "the drain")
+            began = time.monotonic()
+            answer = client.post("/v1/completions", json={"prompt": "new", "max_tokens": 4})
+            took_s = time.monotonic() - began
+        assert answer.status_code == 200, answer.text
+        assert stack.scheduler()["pid"] != pid
+        assert took_s > 20, "nothing was left to be waited for"
 
 
 class Answer(NamedTuple):

@@ -60,6 +60,7 @@ REQUESTS = st.builds(
     max_tokens=mostly(st.integers(1, 100), UINT32),
     sampling=SAMPLING,
     priority=st.integers(-(1 << 31), (1 << 31) - 1),
+    cache_owner=st.text(max_size=4),
     cache_salt=st.text(max_size=4),
     num_draft_tokens=st.none() | UINT32,
     pooling=mostly(st.just(0), st.integers(0, 5)),

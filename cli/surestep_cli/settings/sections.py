@@ -14,6 +14,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype"),
         "block_size",
         *("enable_prefix_caching", "snapshot_memory", "snapshot_interval"),
+        "share_prefix_cache_between_keys",
     ),
     "Steps": (
         *("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "max_queue_len"),

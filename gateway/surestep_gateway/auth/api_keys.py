@@ -19,6 +19,7 @@ class ApiClient(NamedTuple):
     name: str  # never the key
     weight: float = 1.0  # its share of a busy server, compared with others
     may_prioritise: bool = True
+    shares_prefixes: bool = False  # with the owners of other keys
 
 
 class ApiKey(NamedTuple):
@@ -29,9 +30,9 @@ class ApiKey(NamedTuple):
 class ApiKeys:
     """The keys that a server accepts; without any key it accepts every request."""
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, keys: Sequence[ApiKey], *, share_prefixes: bool = False) -> None:
         self._keys = [key.key.get_secret_value().encode() for key in keys]
-        self._clients = [key.client for key in keys]
+        self._clients = [key.client._replace(shares_prefixes=share_prefixes) for key in keys]
 
     def __bool__(self) -> bool:
         """Return whether a key is needed."""

@@ -21,6 +21,7 @@ class Tenant(NamedTuple):
 
     name: str
     weight: float = 1.0
+    cache_owner: str = ""  # whose prefixes its requests find; see surestep_common.cache_owner
 
 
 ANYBODY = Tenant("")
@@ -46,7 +47,8 @@ class Caller(NamedTuple):
     def tenant(self, user: str | None) -> Tenant:
         """Return the tenant of a request whose body has this `user`."""
         if self.client is not None:
-            return Tenant(_opaque(self.name), self.client.weight)
+            name = _opaque(self.name)
+            return Tenant(name, self.client.weight, "" if self.client.shares_prefixes else name)
         return Tenant(_opaque(f"user {user}" if user else self.name))
 
     def check_priority(self, priority: int | None) -> None:

@@ -7,8 +7,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from surestep_common import addresses, tracing
+from surestep_common.cache_owner import cache_root
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
@@ -25,6 +27,8 @@ from .scheduler_client import GENERATE, SchedulerClient
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +60,11 @@ class Journal:
         """The largest number of tokens that may come, 0 while unknown."""
         return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
 
+    @property
+    def prefix_root(self) -> bytes:
+        """Equal for requests that may find each other's prefixes."""
+        return cache_root(self.tenant.cache_owner, self.cache_salt)
+
     def request(self) -> GenerateRequest:
         """Return the call that starts or resumes the sequence."""
         suffix = f".{self.num_calls}" if self.num_calls else ""
@@ -66,6 +75,7 @@ class Journal:
             max_tokens=self.max_tokens,
             pooling=self.pooling,
             priority=self.priority,
+            cache_owner=self.tenant.cache_owner,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
             want_drafted=self.want_drafted,
@@ -140,7 +150,7 @@ class ResumableStream:
         self._siblings = siblings
         self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
-        self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
+        self._key = prefix_key(journal.prefix_root, journal.prompt_ids)
         self._next: SchedulerClient | None = None  # replaces one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
@@ -175,11 +185,11 @@ class ResumableStream:
                 except Unavailable as error:
                     self._after_loss(scheduler, error)
 
-    async def _in_time(self, wait: Awaitable[None]) -> None:
+    async def _in_time(self, wait: Awaitable[T]) -> T:
         """Await within the deadline of the request."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                await wait
+                return await wait
         except TimeoutError:
             raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
@@ -190,7 +200,8 @@ class ResumableStream:
             return scheduler
         try:
             model = self._journal.model_fingerprint
-            return await self._pool.acquire(self._key, self._time_to_wait(), model)
+            found = self._pool.acquire(self._key, self._time_to_wait(), model)
+            return await self._in_time(found)
         except Unavailable as error:
             raise self._error or error from None
 

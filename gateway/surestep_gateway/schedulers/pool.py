@@ -83,14 +83,15 @@ class SchedulerPool:
     async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
         """Wait until `pick` has a scheduler and return it.
 
-        Raise Unavailable after `timeout_s`, and ModelChanged when every scheduler serves another
-        model.
+        Raise Unavailable after `timeout_s`, which begin anew when a scheduler has drained: its
+        successor comes then. Raise ModelChanged when every scheduler serves another model.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while (scheduler := self.pick(key, model=model)) is None:
             if not any(scheduler.may_have(model) for scheduler in self.schedulers):
                 raise ModelChanged("the request was begun with another model than is served now")
-            await self._wait_for_change(deadline)
+            drained_at = max(scheduler.drained_at for scheduler in self.schedulers)
+            await self._wait_for_change(max(began, drained_at) + timeout_s)
         return scheduler
 
     async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:

@@ -23,12 +23,12 @@ class RoutingCandidate(NamedTuple):
     load: int  # requests that it works on or has waiting
 
 
-def prefix_key(cache_salt: str, prompt_ids: Sequence[int]) -> bytes:
+def prefix_key(root: bytes, prompt_ids: Sequence[int]) -> bytes:
     """Return a key, equal for requests that may share the start of their prompts in a prefix
-    cache.
+    cache. They have one `root`, see cache_root.
     """
     prefix = array("I", prompt_ids[:_PREFIX_TOKENS]).tobytes()
-    return hashlib.blake2b(prefix, key=_short(cache_salt), digest_size=16).digest()
+    return hashlib.blake2b(prefix, key=root, digest_size=16).digest()
 
 
 def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
@@ -41,8 +41,3 @@ def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
 
 def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:
     return hashlib.blake2b(candidate.address.encode(), key=key, digest_size=8).digest()
-
-
-def _short(salt: str) -> bytes:
-    """Return the salt hashed to the 64 bytes that a blake2b key may have."""
-    return hashlib.blake2b(salt.encode()).digest()

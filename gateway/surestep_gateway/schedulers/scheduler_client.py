@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ class SchedulerClient:
         self.silent = False  # it is connected and does not answer
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
         self.trouble = ""  # its reason for not serving; empty while it serves
+        self.drained_at = -math.inf  # when it was last known to drain, by time.monotonic()
         self.stats = pb.SchedulerStats()  # of its last reply
         self.history = History()
         self._on_change = on_change
@@ -137,6 +139,9 @@ class SchedulerClient:
                 self.address,
             )
         self.info, self.trouble = info, ""
+        if info.draining:
+            self.trouble = f"scheduler {self.address} is shutting down"
+            self.drained_at = time.monotonic()
 
     def _set_serving(self, serving: bool) -> None:
         if serving != self.serving:

@@ -85,7 +85,8 @@ class _Entry(NamedTuple):
 class MemoryStore:
     """Records in the memory of this gateway, bounded in number, bytes and age.
 
-    Where there is no room, the owner with most bytes loses its oldest record.
+    Where there are too many, the owner with most records loses its oldest one; where they are too
+    large, the owner with most bytes does.
     """
 
     def __init__(
@@ -122,9 +123,8 @@ class MemoryStore:
         self._count += 1
         for one in list(self._entries):
             self._expire(one)
-        while self._count > self._most or sum(self._bytes.values()) > self._most_bytes:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
-            self._remove(largest, next(iter(self._entries[largest])))
+        while (loser := self._loser()) is not None:
+            self._remove(loser, next(iter(self._entries[loser])))
         return key in self._entries.get(owner, {})
 
     async def delete(self, key: str) -> bool:
@@ -137,6 +137,14 @@ class MemoryStore:
 
     async def close(self) -> None:
         await asyncio.sleep(0)
+
+    def _loser(self) -> str | None:
+        """Return the owner who takes most of what there is too much of, None if all fits."""
+        if self._count > self._most:
+            return max(self._entries, key=lambda owner: len(self._entries[owner]))
+        if sum(self._bytes.values()) > self._most_bytes:
+            return max(self._bytes, key=self._bytes.__getitem__)
+        return None
 
     def _expire(self, owner: str) -> None:
         now = self._clock()

@@ -1,8 +1,9 @@
 """The prefix cache: full blocks of committed tokens, found by chained hashes.
 
-    key[0] = H(salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
+    key[0] = H(owner, salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
 
-A key therefore names the whole prefix up to and including its block. The salt keeps tenants apart.
+A key therefore names the whole prefix up to and including its block. Owner and
+salt keep apart what must not be found by others: see surestep_common.cache_owner.
 Where what is computed of a token depends on more than the tokens before it, the key names that too:
 how many leading tokens went in chunks, in the keys of blocks that reach beyond them. And where a
 drafter's row of a position, which lies in the block too, is made of the token behind it, the key
@@ -29,12 +30,12 @@ class PrefixChain:
     """Keys of the full blocks of one growing token list, computed once each."""
 
     def __init__(
-        self, salt: str, block_size: int, shared_len: int, *, names_next: bool = False
+        self, root: bytes, block_size: int, shared_len: int, *, names_next: bool = False
     ) -> None:
-        """`names_next`: a key names the token behind its block."""
+        """`root`: see cache_root. `names_next`: a key names the token behind its block."""
         self._block_size, self._shared_len = block_size, shared_len  # see Limits.shared_len
         self._ahead = int(names_next)
-        self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
+        self._keys = [root]
 
     def extend(self, tokens: array[int]) -> None:
         """Compute the keys of all full blocks of `tokens` now, rather than when they are needed."""

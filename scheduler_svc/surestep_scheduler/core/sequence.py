@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
+from surestep_common.cache_owner import cache_root
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import MEAN
 from surestep_common.sampling_ranges import check_vocab
@@ -42,6 +43,7 @@ class Request:
     pooling: int = 0  # how a vector is made of the prompt; 0 = tokens are wanted
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier
+    cache_owner: str = ""  # only its own requests find its prefixes
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     has_grammar: bool = False  # that restricts its tokens
@@ -53,6 +55,15 @@ class Request:
     sampling: Any = None  # passed through to the workers
     sampling_bytes: int = 0  # that this takes on the wire
     wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
+
+    def chain(self, limits: Limits) -> PrefixChain:
+        """Return the keys of its prefixes, of which none is computed yet."""
+        return PrefixChain(
+            cache_root(self.cache_owner, self.cache_salt),
+            limits.block_size,
+            limits.shared_len(len(self.prompt_ids)),
+            names_next=limits.drafter_has_state,
+        )
 
 
 class RequestShape(NamedTuple):
@@ -124,7 +135,6 @@ class Sequence:
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
         max_len = min(prompt_len + request.max_tokens, limits.longest(request.pooling))
         limits.check_bytes(max_len, request.sampling_bytes)
-        shared_len = limits.shared_len(prompt_len)
         tokens = array("I")
         tokens.extend(request.prompt_ids)
         tokens.extend(emitted)
@@ -135,13 +145,8 @@ class Sequence:
             max_len=max_len,
             order=(now + request.priority * limits.priority_aging_s, number),
             arrival=now,
-            shared_len=shared_len,
-            chain=PrefixChain(
-                request.cache_salt,
-                limits.block_size,
-                shared_len,
-                names_next=limits.drafter_has_state,
-            ),
+            shared_len=limits.shared_len(prompt_len),
+            chain=request.chain(limits),
         )
 
     @property

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from surestep_common.errors import ModelChanged, RequestTooLarge, SurestepError
 
-from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.core.state import SchedulerState
@@ -33,12 +32,7 @@ def refit(state: SchedulerState, limits: Limits, *, same_model: bool) -> list[Re
         seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
         if _keys_depend_on(limits) != _keys_depend_on(state.limits):
             seq.shared_len = limits.shared_len(seq.prompt_len)
-            seq.chain = PrefixChain(
-                seq.request.cache_salt,
-                limits.block_size,
-                seq.shared_len,
-                names_next=limits.drafter_has_state,
-            )
+            seq.chain = seq.request.chain(limits)
     return refused
 
 

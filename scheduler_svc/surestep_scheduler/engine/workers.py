@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import grpc
+from surestep_common.cache_owner import cache_root
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -49,7 +49,7 @@ class WorkerGroup:
         ]
         self._calls: list[Any] = []  # stub types know no aio calls
         self._epoch = 0
-        self._compiled = OrderedDict[bytes, None]()  # hashes of grammars, the latest last
+        self._compiled = OrderedDict[bytes, None]()  # grammars by owner, the latest last
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
@@ -70,7 +70,7 @@ class WorkerGroup:
 
         A rank that does not answer is left to the epoch.
         """
-        key = blake2b(grammar.source.encode(), digest_size=16).digest()
+        key = cache_root(grammar.owner, grammar.source)
         if key not in self._compiled:
             request = pb.CompileRequest(grammar=grammar)
             with contextlib.suppress(Unavailable, DeadlineExceeded), translate_errors():

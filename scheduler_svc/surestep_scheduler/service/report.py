@@ -46,6 +46,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         drafter_fault=first.drafter_fault,
         grammar_fault=first.grammar_fault,
         defaults=first.defaults,
+        draining=engine.engine_state == pb.DRAINING,
     )
 
 

@@ -33,7 +33,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         raise InvalidRequest("a request needs an id", param="request_id")
     if message.request_id == CANARY:
         raise InvalidRequest(f"'{CANARY}' is the scheduler's own", param="request_id")
-    for name in ("request_id", "cache_salt", "tenant"):
+    for name in ("request_id", "cache_owner", "cache_salt", "tenant"):
         check_name(name, getattr(message, name))
     sampling = message.sampling
     if message.pooling:
@@ -52,6 +52,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         pooling=message.pooling,
         stop_ids=frozenset(sampling.stop_token_ids),
         priority=max(-MOST_PRIORITY, min(message.priority, MOST_PRIORITY)),
+        cache_owner=message.cache_owner,
         cache_salt=message.cache_salt,
         draft_cap=message.num_draft_tokens if message.HasField("num_draft_tokens") else None,
         has_grammar=sampling.HasField("grammar"),

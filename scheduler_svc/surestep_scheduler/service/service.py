@@ -16,6 +16,7 @@ from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.open_requests import Outbox
 
 from . import report
+from .cache_owners import CacheOwners
 from .chunks import batches, ended_chunk
 from .outboxes import Outboxes
 from .request_spans import tell
@@ -29,8 +30,9 @@ _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say o
 class SchedulerService(SchedulerServicer):
     """Handlers of scheduler.proto. Errors become statuses in the server's interceptor."""
 
-    def __init__(self, engine: Engine, address: str, tracer: Tracer) -> None:
+    def __init__(self, engine: Engine, address: str, tracer: Tracer, owners: CacheOwners) -> None:
         self._engine = engine
+        self._owners = owners
         self._tracer = tracer
         self.address = address  # the bound one, once the server has started
         self._outboxes = Outboxes()
@@ -66,6 +68,7 @@ class SchedulerService(SchedulerServicer):
         with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
             limits = self._engine.limits
             self._engine.check_model(request.model_fingerprint)
+            self._owners.settle(request, headers)
             resolved = None  # where a vector is wanted nothing is sampled
             if not request.pooling:
                 resolved = resolve(request, self._engine.model, limits.max_request_len)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from support.fakes.scheduler import default_info, emulated, emulating, start, tokens
@@ -98,6 +99,23 @@ async def test_large_bodies_are_refused(start_stack: StartStack) -> None:
         response = await stack.post("/v1/completions", content)
         assert response.status_code == 413
         assert "1000 bytes" in response.json()["error"]["message"]
+
+
+async def test_requests_say_whose_prefixes_they_may_find(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 name=a\nk2 name=a\nk3 name=b\n")
+    stack = await start_stack(api_key_file=keys)
+    for key in ("k1", "k2", "k3"):
+        stack.client.headers["authorization"] = f"Bearer {key}"
+        await stack.complete(max_tokens=1, user=key, cache_salt="salt")
+        embeddings = {"input": "hello", "user": key}
+        assert (await stack.client.post("/v1/embeddings", json=embeddings)).is_success
+    owners = [request.cache_owner for request in stack.scheduler.requests]
+    assert owners[0] == owners[1] == owners[2] == owners[3] != owners[4] == owners[5]
+    assert "" not in owners
+    assert not any(name in owner for owner in owners for name in ("k1", "k2", "k3"))
 
 
 async def test_api_keys(start_stack: StartStack) -> None:

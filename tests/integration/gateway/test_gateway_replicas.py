@@ -197,6 +197,38 @@ async def test_a_new_request_waits_for_a_scheduler(start_stack: StartStack) -> N
     assert task.result().done
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_new_request_outlasts_a_drain(start_stack: StartStack, comes_back: bool) -> None:
+    """The time to wait for a scheduler begins when the one that drains is gone."""
+    stack = await start_stack(admission_timeout_s=2.5)
+    await stack.scheduler.drain()
+    await stack.until_serving(0)
+    asked = stack.scheduler.num_info
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(stack.complete(max_tokens=2))
+        # The gateway asks once a second: longer than --admission-timeout-s.
+        await stack.scheduler.until(lambda fake: fake.num_info == asked + 5, timeout_s=60)
+        assert not task.done()
+        await stack.scheduler.stop()
+        if comes_back:
+            await stack.scheduler.start()
+    assert task.result().status_code == (200 if comes_back else 503)
+
+
+async def test_a_new_request_goes_to_the_scheduler_that_does_not_drain(
+    start_stack: StartStack,
+) -> None:
+    stack = await start_stack(replicas=2)
+    await stack.complete(max_tokens=1)
+    first = await lone(stack, lambda scheduler: len(scheduler.requests))
+    (second,) = [scheduler for scheduler in stack.schedulers if scheduler is not first]
+    first.script = failing(Unavailable("the scheduler is shutting down"))
+    await first.drain()
+    for _ in range(3):  # the first may come before the gateway knows
+        assert (await stack.complete(max_tokens=1)).status_code == 200
+    assert len(second.requests) == 3
+
+
 async def test_a_scheduler_that_refuses_for_ever(stack: Stack) -> None:
     stack.scheduler.script = failing(Unavailable("no worker is ready", retry_after=2))
     response = await stack.chat()

@@ -23,6 +23,10 @@ from surestep_proto import sampling_pb2, worker_pb2
 from surestep_proto import scheduler_pb2 as pb
 
 MODEL = FakeModel()
+OWNERS_AND_SALTS = [
+    *[("", ""), ("", ""), ("", "other"), ("a", ""), ("a", ""), ("a", "b"), ("ab", "")],
+    *[("", "ab"), ("", "a"), ("a", "b")],
+]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -143,12 +147,29 @@ async def test_logprobs_come_with_their_tokens() -> None:
 async def test_a_shared_prefix_is_computed_once() -> None:
     async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
         cached = []
-        for index, salt in enumerate(["", "", "other"]):
+        for index, (owner, salt) in enumerate(OWNERS_AND_SALTS):
             message = make_request(index, length=41)
             message.prompt_ids[:] = range(41)
-            message.cache_salt = salt
+            message.cache_owner, message.cache_salt = owner, salt
             answer = await client.generate(message)
             assert answer.tokens == expected(MODEL, message)
+            cached.append(answer.chunks[0].start.num_cached_tokens)
+    seen = [pair in OWNERS_AND_SALTS[:index] for index, pair in enumerate(OWNERS_AND_SALTS)]
+    assert cached == [40 * known for known in seen]
+
+
+async def test_a_scheduler_that_shares_knows_one_owner() -> None:
+    settings = {"share_prefix_cache_between_keys": True}
+    async with (
+        fake_worker(MODEL) as worker,
+        scheduler(make_settings([worker], **settings)) as client,
+    ):
+        cached = []
+        for index, (owner, salt) in enumerate([("a", ""), ("b", ""), ("b", "c")]):
+            message = make_request(index, length=41)
+            message.prompt_ids[:] = range(41)
+            message.cache_owner, message.cache_salt = owner, salt
+            answer = await client.generate(message)
             cached.append(answer.chunks[0].start.num_cached_tokens)
     assert cached == [0, 40, 0]
 

@@ -12,7 +12,14 @@ from support.clients.vllm_calls import MODEL, ask, tokens_of
 from support.clients.vllm_wire import METHODS, WireClient, new
 from support.fakes.worker import fake_worker
 from support.processes.ports import free_address
-from support.processes.scheduler_harness import Client, code_of, make_settings, stub_of
+from support.processes.scheduler_harness import (
+    Client,
+    code_of,
+    make_request,
+    make_settings,
+    stub_of,
+    trailing,
+)
 from surestep_common import access
 from surestep_proto import scheduler_pb2 as pb
 from surestep_scheduler import server
@@ -31,8 +38,7 @@ async def closed(**changes: Any) -> AsyncIterator[grpc.aio.Channel]:
                 [worker],
                 scheduler_listen=address,
                 grpc_secret=SECRET,
-                grpc_api_key=[GUEST],
-                **changes,
+                **{"grpc_api_key": [GUEST]} | changes,
             )
             async with server.running(settings), grpc.aio.insecure_channel(address) as channel:
                 yield channel
@@ -80,6 +86,38 @@ async def test_public_opens_it_and_nothing_else() -> None:
         ]
     assert list(answer.ends[0].output_ids) == tokens_of()
     assert {error.code() for error in closed_ones} == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+async def test_every_key_is_an_owner_of_prefixes_by_itself() -> None:
+    """A key finds what it sent through either service, and nothing of others or of the gateway."""
+    async with closed(grpc_api_key=[GUEST, "another's key"], vllm_grpc_public=True) as channel:
+        await Client(stub_of(channel), channel).health()
+
+        async def ours(key: str, number: int, **fields: Any) -> int:
+            message = make_request(number, length=41)
+            message.MergeFrom(pb.GenerateRequest(**fields))
+            message.prompt_ids[:] = range(41)
+            call = stub_of(channel).Generate(message, metadata=_bearer(key))
+            first, *_ = [chunk async for chunk in call]
+            return int(first.start.num_cached_tokens)
+
+        async def theirs(number: int, metadata: Any) -> int:
+            request = ask(str(number), max_tokens=1)
+            request.tokenized.input_ids[:] = range(41)
+            call = WireClient(channel).call("Generate", request, metadata=metadata)
+            *_, last = [response async for response in call]
+            return int(last.complete.cached_tokens)
+
+        assert await ours(SECRET, 1) == 0
+        assert await theirs(2, ()) == 40  # nobody with a key, as the gateway without keys
+        assert await ours(GUEST, 3) == 0
+        assert await ours("another's key", 4) == 0
+        assert await theirs(5, _bearer(GUEST)) == 40
+        assert await ours(SECRET, 6, cache_owner="a") == 0
+        assert await ours(SECRET, 7, cache_owner="a") == 40
+        refused = await code_of(ours(GUEST, 8, cache_owner="a"))
+    assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert trailing(refused)["surestep-param"] == "cache_owner"
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])

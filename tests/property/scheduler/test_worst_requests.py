@@ -52,7 +52,9 @@ WISHES: dict[str, Any] = {
     ],
     "allowed_token_ids": range(bounds.MAX_ALLOWED_IDS),
 }
-NAMES: dict[str, Any] = dict.fromkeys(("cache_salt", "tenant"), "é" * (bounds.MAX_NAME_BYTES // 2))
+NAMES: dict[str, Any] = dict.fromkeys(
+    ("cache_owner", "cache_salt", "tenant"), "é" * (bounds.MAX_NAME_BYTES // 2)
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -226,7 +228,7 @@ def refusal_of(message: GenerateRequest) -> SurestepError:
     return refusal.value
 
 
-@pytest.mark.parametrize("name", ["request_id", "cache_salt", "tenant"])
+@pytest.mark.parametrize("name", ["request_id", "cache_owner", "cache_salt", "tenant"])
 def test_names_are_short(name: str) -> None:
     fields: dict[str, Any] = {"request_id": "r", "prompt_ids": [1], "max_tokens": 1}
     fields[name] = "é" * (bounds.MAX_NAME_BYTES // 2) + "e"

@@ -189,6 +189,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     time_remaining: list[float] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
+    num_info: int = 0  # times that Info was asked for
     num_status: int = 0  # times that Status was asked for
     deliveries: Deliveries = field(default_factory=Deliveries)
     hanging: bool = False
@@ -233,6 +234,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
             yield batch
 
     async def Info(self, request: Any, context: Any) -> SchedulerInfo:
+        self.num_info += 1
+        await self._notify()
         if self.trouble:
             raise Unavailable(self.trouble)
         return self.info
@@ -283,8 +286,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
 
     async def set_serving(self, serving: bool) -> None:
         """Change the health of the service."""
+        self.info.draining = False
         assert self._server is not None
         await self._server.set_serving(serving)
+
+    async def drain(self) -> None:
+        """Admit nothing more, and say why."""
+        assert self._server is not None
+        self.info.draining = True
+        await self._server.set_serving(False)
 
     async def stop(self) -> None:
         """Go away at once, as a crash would."""

@@ -6,9 +6,11 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from surestep_common.cache_owner import cache_root
 from surestep_gateway.schedulers.routing import RoutingCandidate, choose, prefix_key
 
 IDS = st.lists(st.integers(0, 300_000), max_size=300)
+NAMES = st.tuples(st.text("ab", max_size=4), st.text("ab", max_size=4))  # owner, salt
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
 
 
@@ -19,23 +21,27 @@ def candidates(loads: list[int]) -> list[RoutingCandidate]:
 @given(IDS, IDS, IDS)
 def test_equal_prefixes_meet(prefix: list[int], one: list[int], other: list[int]) -> None:
     prefix = (prefix or [1]) * 256
-    assert prefix_key("salt", prefix + one) == prefix_key("salt", prefix + other)
+    assert prefix_key(b"root", prefix + one) == prefix_key(b"root", prefix + other)
 
 
-@given(IDS, st.text(max_size=300))
-def test_salts_part(ids: list[int], salt: str) -> None:
-    assert prefix_key(salt, ids) != prefix_key(salt + "x", ids)
+@given(IDS, NAMES, NAMES)
+def test_owners_and_salts_part(
+    ids: list[int], one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    """Also where an owner and a salt, written one behind the other, are those of another."""
+    keys = [prefix_key(cache_root(owner, salt), ids) for owner, salt in (one, other)]
+    assert (keys[0] == keys[1]) == (one == other)
 
 
 @given(IDS, LOADS)
 def test_nobody_clearly_busier_than_the_least_loaded(ids: list[int], loads: list[int]) -> None:
-    chosen = choose(prefix_key("", ids), candidates(loads))
+    chosen = choose(prefix_key(b"", ids), candidates(loads))
     assert loads[chosen] <= 4 + 1.5 * min(loads)
 
 
 @given(IDS, st.integers(1, 8))
 def test_the_order_of_the_list_does_not_matter(ids: list[int], count: int) -> None:
-    key, listed = prefix_key("", ids), candidates([0] * count)
+    key, listed = prefix_key(b"", ids), candidates([0] * count)
     turned = listed[::-1]
     assert listed[choose(key, listed)] == turned[choose(key, turned)]
 
@@ -44,7 +50,7 @@ def test_the_order_of_the_list_does_not_matter(ids: list[int], count: int) -> No
 def test_one_that_goes_away_moves_only_its_own(
     ids: list[int], count: int, data: st.DataObject
 ) -> None:
-    key, listed = prefix_key("", ids), candidates([0] * count)
+    key, listed = prefix_key(b"", ids), candidates([0] * count)
     chosen = choose(key, listed)
     gone = data.draw(st.integers(0, count - 1).filter(lambda i: i != chosen))
     rest = [one for i, one in enumerate(listed) if i != gone]
@@ -53,5 +59,5 @@ def test_one_that_goes_away_moves_only_its_own(
 
 def test_prefixes_spread_evenly() -> None:
     listed = candidates([0] * 4)
-    counts = Counter(choose(prefix_key("", [i]), listed) for i in range(4000))
+    counts = Counter(choose(prefix_key(b"", [i]), listed) for i in range(4000))
     assert all(900 < counts[i] < 1100 for i in range(4))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 from surestep_gateway.auth.api_keys import ApiClient, read_keys
+from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.config import GatewaySettings
 
 
@@ -53,6 +54,21 @@ def test_keys_of_file_and_flag_count_alike(keys: Path) -> None:
     assert known.client(b"bearer k2") is not None
     for header in (b"", b"k1", b"Basic k1", b"Bearer k", b"Bearer k11", b"Bearer k1 k2"):
         assert known.client(header) is None
+
+
+def test_owners_of_keys_share_prefixes_only_when_the_operator_says_so(keys: Path) -> None:
+    keys.write_text("k1 name=a\nk2 name=a\nk3 name=b\n")
+
+    def owners(**values: object) -> list[str]:
+        known = settings(api_key_file=keys, **values).api_keys()
+        clients = [known.client(f"Bearer k{number}".encode()) for number in (1, 2, 3)]
+        return [Caller(client, "host").tenant("user").cache_owner for client in clients]
+
+    first, second, third = owners()
+    assert first == second
+    assert len({first, third, ""}) == 3
+    assert owners(share_prefix_cache_between_keys=True) == [""] * 3
+    assert Caller(None, "host").tenant("user").cache_owner == ""
 
 
 def test_metrics_are_protected_by_a_key_or_not_at_all(keys: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from surestep_gateway.stored.store import MemoryStore
+
+PUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000)), max_size=40)
 
 
 class Clock:
@@ -32,12 +37,40 @@ async def test_bytes_are_bounded_and_one_has_a_quarter() -> None:
     assert found == [False] * 6 + [True] * 4
 
 
-async def test_who_has_most_loses() -> None:
+@pytest.mark.parametrize("full", ["count", "bytes"])
+@given(puts=PUTS)
+async def test_who_has_most_of_what_is_full_loses_the_oldest(
+    full: str, puts: list[tuple[str, int]]
+) -> None:
+    """Whatever the records take of the other bound, and whoever stores one more."""
+    counted = full == "count"
+    kept = store(most=6 if counted else 1000, most_bytes=10**6 if counted else 4000)
+    held: dict[str, dict[str, int]] = {}  # sizes of each owner's records, the oldest first
+    for number, (owner, size) in enumerate(puts):
+        held.setdefault(owner, {})[f"{owner}:{number}"] = size
+        await kept.put(f"{owner}:{number}", b"x" * size)
+        for loser in sorted(held, key=lambda one: -_taken(held[one], counted)):
+            gone = [key for key in held[loser] if await kept.get(key) is None]
+            assert gone == list(held[loser])[: len(gone)]
+            for key in gone:
+                assert _taken(held[loser], counted) == max(
+                    _taken(h, counted) for h in held.values()
+                )
+                del held[loser][key]
+        whole = sum(_taken(records, counted) for records in held.values())
+        assert whole <= (6 if counted else 4000)
+
+
+def _taken(records: dict[str, int], counted: bool) -> int:
+    return len(records) if counted else sum(records.values())
+
+
+async def test_many_small_records_do_not_push_out_a_large_one() -> None:
     kept = store(most=100)
-    await kept.put("small:1", b"x" * 100)
-    for number in range(20):
-        await kept.put(f"large:{number}", b"x" * 1000)
-    assert await kept.get("small:1") is not None
+    await kept.put("large:1", b"x" * 1000)
+    for number in range(200):
+        await kept.put(f"small:{number}", b"x")
+    assert await kept.get("large:1") is not None
 
 
 async def test_records_expire() -> None:

@@ -175,6 +175,15 @@ def test_grammars_are_compiled_once_and_the_oldest_are_given_up(compiler: Compil
     assert compiler.compile(REGEX("first")) is not first
 
 
+def test_no_owner_finds_what_another_had_compiled(compiler: Compiler) -> None:
+    table = GrammarTable(1, VOCAB, compiler)
+    table.compile(pb.Grammar(source=OBJECT, owner="one"))
+    before = compiler.compile(OBJECT, "one")
+    assert compiler.compile(OBJECT, "one") is before
+    assert compiler.compile(OBJECT, "other") is not before
+    assert compiler.compile(OBJECT) is not before
+
+
 def test_a_tokenizer_that_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(UnsupportedParameter, match="tokenizer cannot be used"):
         tokenizer_of(folder / "tokenizer.json", VOCAB - 40, [EOS])

@@ -24,35 +24,36 @@ _STEP_TIMEOUT_S = 2.0  # of one that a step needs: less than any step may take
 
 
 class Compiler:
-    """Compiles each source once, while it is among the latest. Called from any thread."""
+    """Compiles an owner's source once, while it is among the latest. Called from any thread."""
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         """`load_tokenizer` is called once, on a thread of this compiler, for the first grammar."""
         self._load_tokenizer = load_tokenizer
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._tokenizer: Future[LLTokenizer] | None = None
-        self._cache = OrderedDict[str, Future[LLMatcher]]()
+        self._cache = OrderedDict[tuple[str, str], Future[LLMatcher]]()  # by owner and source
         self._lock = Lock()
 
-    def start(self, source: str) -> Future[LLMatcher]:
-        """Begin to compile a source, unless it is known already."""
+    def start(self, source: str, owner: str = "") -> Future[LLMatcher]:
+        """Begin to compile a source, unless it is known already as one of this owner."""
+        key = owner, source
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._threads.submit(self._load_tokenizer)
-            found = self._cache.pop(source, None)
+            found = self._cache.pop(key, None)
             if found is None:
                 found = self._threads.submit(_compile, self._tokenizer, source)
-            self._cache[source] = found
+            self._cache[key] = found
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
             return found
 
-    def compile(self, source: str) -> LLMatcher:
-        """Return a matcher of a source, which must not be advanced itself but copied.
+    def compile(self, source: str, owner: str = "") -> LLMatcher:
+        """Return a matcher of an owner's source, which must not be advanced itself but copied.
 
         Raises InvalidRequest for a grammar that is wrong or takes too much.
         """
-        return compiled(self.start(source), _TIMEOUT_S)
+        return compiled(self.start(source, owner), _TIMEOUT_S)
 
 
 def compiled(matcher: Future[LLMatcher], timeout_s: float = _STEP_TIMEOUT_S) -> LLMatcher:

@@ -49,14 +49,15 @@ class GrammarTable:
         """
         if self._compiler is None:
             raise UnsupportedParameter(self.fault, param="grammar")
-        self._compiler.compile(grammar.source)
+        self._compiler.compile(grammar.source, grammar.owner)
 
     def admit(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
         """Begin to follow a request, whose output begins behind `prompt_len` tokens of its slot."""
         self.free(slot)
         if not params.HasField("grammar"):
             return
-        matcher = self._compiler.start(params.grammar.source) if self._compiler else None
+        source, owner = params.grammar.source, params.grammar.owner
+        matcher = self._compiler.start(source, owner) if self._compiler else None
         self._tenants[slot] = _Tenant(params, prompt_len, matcher, fault=self.fault)
         self._has[slot] = True
 
