@@ -31,6 +31,7 @@ _REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_QUEUE_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, *_REQUEST_S)  # an idle server's, too
 _STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LOOK_S = 0.1  # between two looks at the event loop
 _WINDOW_S = 60.0
@@ -68,7 +69,7 @@ class RequestHistograms:
         self.request = histogram(
             "e2e_request_latency_seconds", "Request received to last token.", _REQUEST_S
         )
-        self.queue = readable("request_queue_time_seconds", "Waiting for a slot.", _REQUEST_S)
+        self.queue = readable("request_queue_time_seconds", "Waiting for a slot.", _QUEUE_S)
         self.prefill = histogram(
             "request_prefill_time_seconds", "End of waiting to first token.", _REQUEST_S
         )

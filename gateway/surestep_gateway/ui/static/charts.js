@@ -35,7 +35,8 @@ export function plot(points, bands, { most, span, unit }) {
   return h(
     "div",
     { class: "plot", "aria-hidden": "true" },
-    h("p", { class: "scale" }, h("span", {}, unit(top)), h("span", {}, "0")),
+    h("p", { class: "most" }, unit(top)),
+    h("p", { class: "zero" }, "0"),
     line(points, bands, { most: top, span }),
     h("p", { class: "axis" }, h("span", {}, `${seconds(span)} ago`), h("span", {}, "now")),
   );

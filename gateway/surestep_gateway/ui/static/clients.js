@@ -24,7 +24,7 @@ export function clientTiles({ clients, schedulers }) {
     LATENCIES.map(([name, field]) => latency(name, clients[field], picture)),
     tile("Errors", count(failed), `of ${several(clients.answers, "answer")}`, errorText(clients, failed),
       picture(clients.history_failed, (top) => `${count(top)}/s`), failed > 0),
-    tile("Refused (429)", count(clients.refused), "in a minute", "the queue was full", picture(clients.history_refused, (top) => `${count(top)}/s`)),
+    tile("Refused", count(clients.refused), "with 429", "in the last minute", picture(clients.history_refused, (top) => `${count(top)}/s`)),
   );
 }
 
