@@ -110,6 +110,7 @@ class GatewayServer:
                     group.create_task(self._connections.sweep()),
                     group.create_task(self.gateway.text.run()),
                     group.create_task(self.gateway.metrics.event_loop.watch()),
+                    group.create_task(self.gateway.metrics.clients.watch()),
                     group.create_task(self._drain_when_stopping(listening)),
                 ]
                 logger.info("listening on %s", self.url)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from support.processes.ports import free_port
+from support.processes.prometheus import Prometheus, needs_prometheus, prometheus
 from support.processes.stack import Stack, serve
 
 pytestmark = [
     pytest.mark.timeout(400),
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
+    needs_prometheus,
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -36,39 +33,6 @@ VARIABLES = {"$__rate_interval": "2m", "$model_name": ".*", "$scheduler": ".*"}
 PATIENCE_S = 60.0
 
 
-class Prometheus:
-    """A real one, asked over HTTP."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """`data` of an answer; None while it does not answer."""
-        try:
-            reply = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, timeout=10).json()
-        except httpx.TransportError:
-            return None
-        assert reply["status"] == "success", reply
-        return reply["data"]
-
-    def series(self, query: str) -> list[dict[str, Any]]:
-        """What a query answers now, but for what is no number."""
-        found = (self.ask("query", query=query) or {"result": []})["result"]
-        return [one for one in found if not math.isnan(float(one["value"][1]))]
-
-
-def config(target: str) -> str:
-    """Scrapes one gateway as if there were two that see the same, and evaluates the alerts."""
-    targets = [target, target.replace("127.0.0.1", "localhost")]
-    return json.dumps(  # which is YAML too
-        {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "surestep", "static_configs": [{"targets": targets}]}],
-        }
-    )
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with serve(MODEL, tmp_path_factory.mktemp("logs"), *FLAGS) as running:
@@ -76,28 +40,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(server: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
-    (folder / "prometheus.yml").write_text(config(server.url.removeprefix("http://")))
-    command = [
-        *("prometheus", f"--config.file={folder}/prometheus.yml"),
-        *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}"),
-    ]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield Prometheus(f"http://127.0.0.1:{port}")
-    finally:
-        process.terminate()
-        process.wait(10)
+def watcher(server: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """One that scrapes the gateway as if there were two that see the same."""
+    target = server.url.removeprefix("http://")
+    targets = [target, target.replace("127.0.0.1", "localhost")]
+    with prometheus(tmp_path_factory.mktemp("prometheus"), targets, RULES) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def busy(server: Stack, prometheus: Prometheus) -> Prometheus:
+def busy(server: Stack, watcher: Prometheus) -> Prometheus:
     """Prometheus, once it has seen accepted drafts before and after the loss of a worker."""
 
     def scraped(query: str) -> bool:
-        return any(float(one["value"][1]) > 0 for one in prometheus.series(query))
+        return any(float(one["value"][1]) > 0 for one in watcher.series(query))
 
     body = {"model": "tiny-hybrid", "prompt": "The statement is" * 8, "max_tokens": 100}
     body |= {"ignore_eos": True, "temperature": 0}
@@ -113,7 +69,7 @@ def busy(server: Stack, prometheus: Prometheus) -> Prometheus:
     complete()
     server.wait_until(lambda: scraped(f"rate({accepted}[2m])"), "more accepted drafts")
     server.wait_until(lambda: scraped("surestep:fault_recovery_seconds_count"), "a recovery")
-    return prometheus
+    return watcher
 
 
 def queries(path: Path) -> Iterator[tuple[str, str]]:
@@ -151,7 +107,7 @@ def test_every_alert_can_be_evaluated(busy: Prometheus) -> None:
     alarmed: set[str] = set()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        rules = [rule for group in busy.ask("rules")["groups"] for rule in group["rules"]]
+        rules = busy.rules()
         alarmed = {rule["name"] for rule in rules if rule["state"] != "inactive"}
         evaluated = rules and all(rule["health"] != "unknown" for rule in rules)
         if evaluated and alarmed == {"SurestepWorkerLost"}:

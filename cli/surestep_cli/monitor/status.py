@@ -118,10 +118,21 @@ def _rank(number: int, supervisor: dict[str, Any], rank: dict[str, Any] | None) 
 
 
 def remarks(status: dict[str, Any]) -> Iterator[str]:
-    """Yield lines below the table: the requests, and recent faults."""
+    """Yield lines below the table: failed answers, the requests, and recent faults."""
+    yield from _failures(status["answers"])
     for scheduler in status["schedulers"]:
         if scheduler["status"] is not None:
             yield from _remarks(scheduler["url"], scheduler["status"])
+
+
+def _failures(answers: dict[str, Any]) -> Iterator[str]:
+    failed = sum(answers["failed"].values())
+    if failed:
+        codes = ", ".join(f"{code} {count}" for code, count in sorted(answers["failed"].items()))
+        yield (
+            f"{failed} of {answers['answers']} answers failed in the last minute ({codes}),"
+            f" {answers['failed_in_streams']} of them inside streams"
+        )
 
 
 def _remarks(url: str, status: dict[str, Any]) -> Iterator[str]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from surestep_common import tracing
-from surestep_common.errors import SurestepError
+from surestep_common.errors import SurestepError, Unavailable, kind_of
 from surestep_common.tracing import Tracer
 
 from surestep_gateway.auth.tenants import Caller
-from surestep_gateway.http.admission import COUNTED, PROBES, Admission
+from surestep_gateway.http.admission import PROBES, Admission
 from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.browsers import HostCheck
 from surestep_gateway.http.errors import error_response
+from surestep_gateway.observability.answer_metrics import COUNTED, Ending
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.serving import request_spans
 
@@ -66,8 +69,33 @@ class RequestMiddleware:
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state.update(request_id=request_id, request_id_given=known)
-        answer = self._numbered(send, request_id, path)
+        ending = Ending()
+        state.update(request_id=request_id, request_id_given=known, ending=ending)
+        answer = self._numbered(send, request_id, path, ending)
+        with self._counted(scope, ending):
+            await self._admit(scope, headers, receive, answer)
+
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope, ending: Ending) -> Iterator[None]:
+        """Count how the answer to the request ends."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            ending.fail(Unavailable("the server is shutting down"))
+            raise
+        except Exception as error:  # a fault of ours, whose answer goes past this middleware
+            ending.fail(error)
+            if not ending.begun:
+                self._metrics.responses.labels(str(kind_of(error).http_status)).inc()
+            raise
+        finally:
+            if scope["path"] in COUNTED and scope["method"] == "POST":
+                self._metrics.answers.count(scope["path"], ending)
+
+    async def _admit(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, answer: Send
+    ) -> None:
+        path, state = scope["path"], scope["state"]
         try:
             self._hosts.check(headers)
             self._admission.check_certificate(path, certified=state.get("certified", False))
@@ -79,6 +107,7 @@ class RequestMiddleware:
                 await body.read()
                 self._admission.check(path, caller)  # much may have happened since
         except SurestepError as error:
+            state["ending"].fail(error)
             await error_response(error, path)(scope, receive, answer)
             return
         state["body"] = body
@@ -94,9 +123,10 @@ class RequestMiddleware:
         with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 
-    def _numbered(self, send: Send, request_id: str, path: str) -> Send:
+    def _numbered(self, send: Send, request_id: str, path: str, ending: Ending) -> Send:
         async def numbered(message: Message) -> None:
             if message["type"] == "http.response.start":
+                ending.begun = True
                 if path not in PROBES:  # there are many, and 503 is a good answer to one
                     self._metrics.responses.labels(str(message["status"])).inc()
                 request_spans.answered(tracing.current.get(), message["status"])
@@ -106,6 +136,8 @@ class RequestMiddleware:
                     *(_LAST_ANSWER if self._admission.leaving else ()),
                 ]
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                ending.complete = True
 
         return numbered
 

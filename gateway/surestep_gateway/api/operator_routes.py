@@ -35,6 +35,8 @@ T = TypeVar("T")
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
 _STATUS_PAGE = frozenset({PAGE, PAGE_FILES, "/overview"})
 
+_MINUTE = {"answers", "client_gone", "failed", "failed_in_streams", "refused"}
+
 _HOME = Description(
     summary="What this server is, for people.", media_type="text/html", keys=True, errors=(401,)
 )
@@ -60,7 +62,7 @@ class OperatorRoutes:
         self._version = package_version()
         self._root = gateway.settings.root_path
         self._hidden = _hidden(gateway.settings)
-        self._overview = OverviewSource(gateway.pool, self._this_process)
+        self._overview = OverviewSource(gateway.pool, gateway.metrics.clients, self._this_process)
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
@@ -166,6 +168,7 @@ class OperatorRoutes:
         return JsonResponse(
             {
                 "gateway": self._this_process().model_dump(exclude={"models"}),
+                "answers": self._gateway.metrics.clients.view(now).model_dump(include=_MINUTE),
                 "schedulers": schedulers,
             }
         )

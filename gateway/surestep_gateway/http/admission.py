@@ -13,23 +13,11 @@ from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 from surestep_gateway.auth.api_keys import ApiClient
 from surestep_gateway.auth.tenants import may_open
 from surestep_gateway.config import GatewaySettings
+from surestep_gateway.observability.answer_metrics import COUNTED
 from surestep_gateway.ui.status_page import PAGE
 
 logger = logging.getLogger(__name__)
 
-# Requests that are counted while they are open, and bounded in number.
-COUNTED = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/embeddings",
-        "/tokenize",
-        "/detokenize",
-    }
-)
 # Probes have no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 PROBES = frozenset({"/health", "/health/ready", "/ping"})

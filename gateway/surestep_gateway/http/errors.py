@@ -91,6 +91,7 @@ def error_response(error: BaseException, path: str = "") -> Response:
 
 
 async def on_surestep_error(request: Request, error: Exception) -> Response:
+    request.scope["state"]["ending"].fail(error)
     return error_response(error, request.scope["path"])
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from .answer_metrics import AnswerMetrics
+from .client_history import ClientHistory
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
 from .token_histogram import TokenHistogram
 from .vllm_metrics import ENGINE, LABELS
@@ -29,6 +31,7 @@ _REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_QUEUE_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, *_REQUEST_S)  # an idle server's, too
 _STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LOOK_S = 0.1  # between two looks at the event loop
 _WINDOW_S = 60.0
@@ -46,16 +49,18 @@ class RequestHistograms:
             metric = Histogram(name, text, LABELS, buckets=buckets, registry=registry)
             return metric.labels(model_name, ENGINE)
 
-        self.first_token = histogram(
+        def readable(name: str, text: str, buckets: tuple[float, ...]) -> TokenHistogram:
+            labels = dict(zip(LABELS, (model_name, ENGINE), strict=True))
+            metric = TokenHistogram(f"vllm:{name}", text, labels, buckets)
+            registry.register(metric)
+            return metric
+
+        self.first_token = readable(
             "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_S
         )
-        self.inter_token = TokenHistogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two deliveries of tokens.",
-            dict(zip(LABELS, (model_name, ENGINE), strict=True)),
-            _TOKEN_S,
+        self.inter_token = readable(
+            "inter_token_latency_seconds", "Between two deliveries of tokens.", _TOKEN_S
         )
-        registry.register(self.inter_token)
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
             "Mean time per token after the first.",
@@ -64,7 +69,7 @@ class RequestHistograms:
         self.request = histogram(
             "e2e_request_latency_seconds", "Request received to last token.", _REQUEST_S
         )
-        self.queue = histogram("request_queue_time_seconds", "Waiting for a slot.", _REQUEST_S)
+        self.queue = readable("request_queue_time_seconds", "Waiting for a slot.", _QUEUE_S)
         self.prefill = histogram(
             "request_prefill_time_seconds", "End of waiting to first token.", _REQUEST_S
         )
@@ -109,6 +114,10 @@ class GatewayMetrics:
         )
         self.responses = counter(
             "surestep:http_responses", "HTTP responses but for probes, by status.", "status"
+        )
+        self.answers = AnswerMetrics(self.registry)
+        self.clients = ClientHistory(
+            self.answers, self.requests.first_token, self.requests.inter_token, self.requests.queue
         )
         self.resumes = counter(
             "surestep:resumed_requests", "Sequences submitted again after their scheduler was lost."

@@ -1,4 +1,4 @@
-"""A histogram that may be observed with every token."""
+"""A histogram that may be observed with every token, and read."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ class TokenHistogram(Collector):
         """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def counts(self) -> list[int]:
+        """Return how many values each bucket has; the last one is beyond all bounds."""
+        return list(self._counts)
+
+    def quantile(self, share: float, counts: Sequence[int]) -> float | None:
+        """Return where a share of the counted values ends, as Prometheus estimates it: values
+        spread evenly within a bucket, none beyond the last bound. None where nothing is counted.
+        """
+        wanted, below, lower = share * sum(counts), 0, 0.0
+        for bound, count in zip(self._bounds, counts, strict=False):
+            if count and below + count >= wanted:
+                return lower + (bound - lower) * (wanted - below) / count
+            below, lower = below + count, bound
+        return lower if any(counts) else None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counts up to each bound and the sum."""

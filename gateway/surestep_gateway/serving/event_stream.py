@@ -13,6 +13,7 @@ from surestep_common.errors import Cancelled, SurestepError
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Admission
+from surestep_gateway.observability.answer_metrics import Ending
 from surestep_gateway.output.json_pieces import JsonPieces, send_pieces
 from surestep_gateway.output.json_text import json_text
 from surestep_gateway.output.sequence import Delta, OutputSequence, run_sequences
@@ -100,9 +101,10 @@ class EventStream(Response):
         self._opened: set[int] = set()
         self._one_event = asyncio.Lock()  # at a time
         self._send: Send
+        self._ending: Ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send, self._ending = send, scope["state"]["ending"]
         try:
             async with asyncio.timeout_at(self._generation.deadline + _GRACE_S):
                 await self._run(receive)
@@ -117,6 +119,8 @@ class EventStream(Response):
                 with self._within:
                     await until_disconnect(receive, run, self._admission)
         except Exception as error:
+            if not isinstance(error, Interrupted):  # which the client has asked for
+                self._ending.fail(error)
             if isinstance(error, Cancelled) and not isinstance(error, Interrupted):
                 return  # the client is gone
             if not self._opened:
@@ -141,6 +145,7 @@ class EventStream(Response):
         if not self._opened:
             start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
             await self._send(start)
+            self._ending.streamed = True
         self._opened.add(sequence.index)
         await send_pieces(self._send, pieces, more_body=True)
 

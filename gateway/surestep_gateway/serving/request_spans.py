@@ -13,7 +13,7 @@ from starlette.types import Scope
 from surestep_common import tracing
 from surestep_common.tracing import Span, Tracer, Value
 
-from surestep_gateway.http.admission import COUNTED
+from surestep_gateway.observability.answer_metrics import COUNTED
 from surestep_gateway.request.protocol import ChatBody
 
 from .generation import Generation

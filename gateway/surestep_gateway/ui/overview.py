@@ -9,6 +9,7 @@ from collections.abc import Callable
 from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerStatus
 
+from surestep_gateway.observability.client_history import ClientHistory
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
@@ -22,8 +23,11 @@ _STEPS = 512
 class OverviewSource:
     """Builds the document. `gateway` describes this process."""
 
-    def __init__(self, pool: SchedulerPool, gateway: Callable[[], GatewayView]) -> None:
+    def __init__(
+        self, pool: SchedulerPool, clients: ClientHistory, gateway: Callable[[], GatewayView]
+    ) -> None:
         self._pool = pool
+        self._clients = clients
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
         self._json = b""  # none yet
@@ -34,7 +38,11 @@ class OverviewSource:
         async with self._one_at_a_time:
             if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
                 schedulers = await asyncio.gather(*map(_scheduler, self._pool.schedulers))
-                overview = Overview(gateway=self._gateway(), schedulers=schedulers)
+                overview = Overview(
+                    gateway=self._gateway(),
+                    clients=self._clients.view(time.monotonic()),
+                    schedulers=schedulers,
+                )
                 self._json = overview.model_dump_json().encode()
                 self._made_at = time.monotonic()
             return self._json

@@ -9,6 +9,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import worker_pb2
 
+from surestep_scheduler.core import sequence
 from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
 from surestep_scheduler.core.state import SchedulerState
@@ -16,6 +17,7 @@ from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.step_times import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
 from surestep_scheduler.recovery.incidents import Cause, Incident
+from surestep_scheduler.recovery.poison import CANARY
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 
@@ -53,6 +55,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
 async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.SchedulerStatus:
     """Return what scheduler, supervisors and ranks answer about themselves, and steps."""
     state, supervisors = engine.state, await engine.supervisors.statuses(_TIMEOUT_S)
+    asked = _asked_for(state) if state else []
     return pb.SchedulerStatus(
         pid=os.getpid(),
         address=address,
@@ -65,8 +68,8 @@ async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.Schedul
         supervisors=supervisors,
         ranks=await _ranks(engine.addresses(supervisors)),
         incidents=[_incident(engine, incident) for incident in engine.incidents.latest],
-        num_open_requests=len(state.open) if state else 0,
-        num_replaying_requests=sum(s.is_replaying for s in state.open.values()) if state else 0,
+        num_open_requests=len(asked),
+        num_replaying_requests=sum(seq.is_replaying for seq in asked),
         recent_steps=_recent(engine, num_steps) if num_steps else None,
     )
 
@@ -114,11 +117,13 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     state = engine.state
     if state is None:
         return pb.SchedulerStats()
+    asked = _asked_for(state)
+    num_running = sum(seq.tenancy is not None for seq in asked)
     counters, incidents, monitor = state.counters, engine.incidents, engine.monitor
     first = engine.infos[0] if engine.infos else worker_pb2.WorkerInfo()
     return pb.SchedulerStats(
-        num_running=len(state.running),
-        num_waiting=len(state.waiting),
+        num_running=num_running,
+        num_waiting=len(asked) - num_running,
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canary_tokens,
         num_prompt_tokens_cached=counters.prompt_tokens_cached,
@@ -161,12 +166,17 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_poisoned_requests=counters.poisoned_requests,
         num_canaries=counters.canaries,
         last_token_age_s=engine.age_s(monitor.last_token_at),
-        num_queued_tokens=state.waiting.num_tokens,
-        num_tenants=len(state.tenants),
+        num_queued_tokens=sum(len(seq.tokens) for seq in asked if seq.tenancy is None),
+        num_tenants=len({seq.tenant.index for seq in asked}),
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
         **_room(state),
     )
+
+
+def _asked_for(state: SchedulerState) -> list[sequence.Sequence]:
+    """Return the open requests of clients; the scheduler's own canary is none."""
+    return [seq for seq in state.open.values() if seq.request.id != CANARY]
 
 
 def _room(state: SchedulerState) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 from support.checkpoints import tiny_tokenizer
-from support.fakes.scheduler import default_info, replay
+from support.fakes.scheduler import default_info, failing, replay
 from support.processes.browser import async_browser, complaints, needs_browser
 from support.processes.gateway_stack import Stack, StartStack
+from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import supervisor_pb2
 from surestep_proto.scheduler_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
 
@@ -158,6 +160,82 @@ async def test_when_the_gateway_goes_away(start_stack: StartStack, chromium: Bro
         await shows(page, "#problem", "The figures are those of")
         await page.unroute("**/overview")
         await expect(page.locator("#problem")).to_be_hidden(timeout=PATIENCE_MS)
+
+
+async def break_streams(stack: Stack, count: int) -> None:
+    """Answers with a status of 200, in which a client reads an error."""
+    stack.scheduler.script = failing(ModelFault("no logits"), after=[70])
+    for _ in range(count):
+        events = await stack.stream("/v1/completions", prompt="hello", max_tokens=4)
+        assert events[-1]["error"]["code"] == "server_error"
+
+
+async def test_the_page_says_what_clients_see(start_stack: StartStack, chromium: Browser) -> None:
+    """Health says OK all the while: the process answers, and its scheduler serves."""
+    stack = await start_stack()
+    await stack.stream("/v1/completions", prompt="hello", max_tokens=4)
+    async with visit(chromium, stack) as page:
+        await shows(page, "#server .state", "serving")
+        await expect(page.locator("#server .state")).to_have_text("serving")
+        tiles = page.locator("#clients .tile")
+        await expect(tiles).to_have_count(5)
+        for number, unit in enumerate(("s", "s", "s", "/s", "/s")):
+            axes = tiles.nth(number).locator(".plot")
+            await expect(axes.locator(".most")).to_contain_text(unit)
+            await expect(axes.locator(".zero")).to_have_text("0")
+            await expect(axes.locator(".axis")).to_contain_text("ago")
+        await shows(page, "#clients .tile >> nth=0", "p95")
+        await break_streams(stack, 3)
+        assert (await stack.client.get("/health/ready")).status_code == 200
+        await shows(page, "#server .state", "serving; 3 of 4 answers failed in the last minute")
+        await expect(page.locator("#server .state")).to_have_class("state bad")
+        await shows(page, "#clients .tile.bad", "server_error 3; 3 inside streams")
+        stack.scheduler.script = failing(QueueFull("full"))
+        await stack.complete()
+        await shows(page, "#clients .tile >> nth=4", "1 with 429")
+        assert (await page.title()).startswith("! ")
+
+
+async def test_a_gateway_that_is_gone_is_not_serving(
+    start_stack: StartStack, chromium: Browser
+) -> None:
+    """Nobody knows what it is: neither what was green is green, nor what was red is red."""
+    stack = await start_stack()
+    ranks = [supervisor_pb2.SupervisorStatus(rank_state=supervisor_pb2.READY, rank_pid=7)]
+    stack.scheduler.status = SchedulerStatus(supervisors=ranks)
+    async with visit(chromium, stack) as page:
+        await shows(page, ".ranks .state", "ready")
+        answer: list[Any] = []  # routes that are never answered
+
+        async def hang(route: Any) -> None:
+            answer.append(route)
+
+        away = ("abort", lambda route: route.abort()), ("hang", hang)
+        for how, handler in away:
+            await page.route("**/overview", handler)
+            for where in ("#server .state", ".scheduler header .state", ".ranks .state"):
+                state = page.locator(where).first
+                await expect(state).to_have_text("unknown", timeout=PATIENCE_MS)
+                await expect(state).to_have_class("state unknown")
+                colour = "e => getComputedStyle(e, '::before').borderTopColor"
+                red, green, blue = rgb(await state.evaluate(colour))
+                assert max(red, green, blue) - min(red, green, blue) < 24, how
+            await shows(page, "#server", "“serving” when last seen")
+            await shows(page, "#server", " s ago")
+            await shows(page, ".scheduler .says", "“serving” when last seen")
+            assert (await page.title()).startswith("? ")
+            for route in answer:
+                await route.abort()
+            await page.unroute("**/overview", handler)
+            await expect(page.locator("#server .state")).to_have_text(
+                "serving", timeout=PATIENCE_MS
+            )
+            await expect(page.locator(".unknown, .outdated")).to_have_count(0)
+
+
+def rgb(colour: str) -> list[int]:
+    """The three channels of what a browser calls a colour."""
+    return [int(part) for part in re.findall(r"\d+", colour)[:3]]
 
 
 async def test_nobody_looks_at_a_hidden_page(start_stack: StartStack, chromium: Browser) -> None:

@@ -276,6 +276,9 @@ async def test_an_idle_worker_that_hangs_is_found() -> None:
     supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
     settings = {**IMPATIENT, "canary_interval_s": 0.2}
     async with supervisor as address, supervised(address, **settings) as client:
+        held = await client.until(lambda stats: stats.num_slots_used == 1)  # by the canary
+        assert (held.num_running, held.num_waiting, held.num_tenants) == (0, 0, 0)
+        assert (await status_of(client)).num_open_requests == 0
         stats = await client.until(lambda stats: stats.num_recoveries == 1)
         status = await status_of(client)
     assert [incident.cause for incident in status.incidents] == ["worker_hang"]

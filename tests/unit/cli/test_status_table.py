@@ -18,6 +18,7 @@ from surestep_proto.supervisor_pb2 import (
 from surestep_proto.worker_pb2 import WorkerInfo
 
 GATEWAY = {"pid": 1, "address": "g:1", "state": "SERVING"}
+ANSWERS: dict[str, Any] = {"answers": 9, "failed": {}, "failed_in_streams": 0}
 SUPERVISOR = SupervisorStatus(
     pid=3,
     address="v:3",
@@ -42,7 +43,7 @@ def document(*schedulers: SchedulerStatus | None) -> dict[str, Any]:
         }
         for number, status in enumerate(schedulers)
     ]
-    return {"gateway": GATEWAY, "schedulers": shown}
+    return {"gateway": GATEWAY, "answers": ANSWERS, "schedulers": shown}
 
 
 def scheduler(**changes: Any) -> SchedulerStatus:
@@ -108,6 +109,13 @@ def test_what_went_wrong_in_plain_words() -> None:
         "  1 min ago: epoch 2 was lost (worker_hang: rank 0 was FORWARD for 5.0 s); noticed after 5.0 s, serving again after 0.8 s, 16 requests replayed",
         "  2.0 h ago: rank 0, pid 9, ended (HUNG: signal SIGKILL), replaced in 0.7 s",
     ]
+
+
+def test_a_server_that_serves_and_whose_answers_fail() -> None:
+    failed = {"answers": 9, "failed": {"timeout": 2, "server_error": 1}, "failed_in_streams": 2}
+    assert next(remarks(document(scheduler()) | {"answers": failed})) == (
+        "3 of 9 answers failed in the last minute (server_error 1, timeout 2), 2 of them inside streams"
+    )
 
 
 def test_what_a_server_lacks_is_said_in_words() -> None:

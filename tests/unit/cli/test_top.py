@@ -61,6 +61,7 @@ _SCHEDULER = {
 }
 _STATUS: dict[str, Any] = {
     "gateway": {"pid": 1, "address": "g:1", "state": "SERVING", "version": "9"},
+    "answers": {"answers": 0, "failed": {}, "failed_in_streams": 0},
     "schedulers": [{"url": "s:2", "circuit_breaker": "CLOSED", "status": _SCHEDULER}],
 }
 

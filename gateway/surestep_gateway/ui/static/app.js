@@ -4,24 +4,30 @@ import { hasKey, overview, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId, h, show } from "./dom.js";
 import { faultList, faultsOf } from "./faults.js";
+import { clientTiles } from "./clients.js";
 import { tiles } from "./now.js";
 import { schedulerPanel } from "./scheduler.js";
-import { gatewayState, schedulerState } from "./words.js";
+import { ago, gatewayState, outdated, schedulerState } from "./words.js";
 
 const INTERVAL_MS = 1000;
+const LATE_MS = 3000; // without an answer: what was seen last may not hold any more
 
 const chat = new Chat();
 let timer = null;
 let looking = false;
 let seen = null; // what was announced last
 let at = null; // when the figures were last renewed
+let last = null; // what they were renewed from
 
 async function look() {
   clearTimeout(timer);
   if (looking || document.hidden) return;
   looking = true;
   try {
-    render(await overview());
+    last = await overview();
+    at = new Date();
+    render(last);
+    announce(last.schedulers);
     problem(null);
   } catch (error) {
     problem(error);
@@ -32,22 +38,30 @@ async function look() {
 }
 
 function render(document_) {
-  const { gateway, schedulers } = document_;
-  at = new Date();
-  const state = gatewayState(gateway);
+  const { gateway, clients, schedulers } = document_;
+  const state = gatewayState(gateway, clients);
   const names = gateway.models.join(", ");
-  document.title = `${state.tone === "bad" ? "! " : ""}${names} · Surestep`;
+  document.title = `${{ bad: "! ", unknown: "? " }[state.tone] ?? ""}${names} · Surestep`;
+  byId("main").classList.toggle("outdated", gateway.lost !== undefined);
   show(
     byId("server"),
     h("b", {}, names),
     h("span", { class: `state ${state.tone}` }, state.text),
+    state.more && h("span", {}, state.more),
     h("span", {}, `${gateway.address}, version ${gateway.version}`),
   );
   show(byId("now"), tiles(document_));
+  show(byId("clients"), clientTiles(document_));
   show(byId("schedulers"), schedulers.map(schedulerPanel));
   show(byId("faults"), faultList(schedulers));
   chat.serve(gateway.models, schedulers.some(({ model }) => model?.headless));
-  announce(schedulers);
+}
+
+const age = () => (Date.now() - at) / 1000;
+
+/** Show what was known last as what it is: known no more. */
+function showOutdated() {
+  if (at !== null && !document.hidden) render(outdated(last, age()));
 }
 
 /** Tell those who hear the page of faults and of their ends, and of nothing else. */
@@ -70,7 +84,8 @@ function problem(error) {
     byId("key-said").textContent = hasKey() ? "The server accepts it." : "";
     return;
   }
-  const old = at === null ? "" : ` The figures are those of ${at.toLocaleTimeString()}.`;
+  if (error.kind) showOutdated();
+  const old = at === null ? "" : ` The figures are those of ${at.toLocaleTimeString()}, ${ago(age())}.`;
   const hope = error.kind === "away" ? " It is asked again every second." : "";
   const text = error.kind ? `${error.message}${hope}${old}` : `This page failed: ${error.message}`;
   if (banner.textContent !== text) banner.textContent = text;
@@ -96,4 +111,7 @@ byId("key").addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("visibilitychange", () => void look());
+setInterval(() => {
+  if (at !== null && Date.now() - at > LATE_MS) showOutdated(); // also while an answer is awaited
+}, INTERVAL_MS);
 void look();

@@ -1,6 +1,7 @@
 // Small pictures. Each stands beside its numbers, or has a table of them; none is the only source.
 
 import { h, s } from "./dom.js";
+import { seconds } from "./words.js";
 
 export const HISTORY_S = 180; // that the server remembers
 const MAX_GAP_S = 4; // between two samples that a line may join
@@ -12,8 +13,9 @@ export function line(points, bands, { most, span = HISTORY_S, height = 28, kind 
   const x = (age) => (width * (1 - Math.min(age, span) / span)).toFixed(1);
   const y = (value) => (height - 1 - (height - 3) * Math.min(1, value / (most || 1))).toFixed(1);
   const lines = runs(points.filter(([age]) => age <= span));
-  const path = (run) => run.map(([age, value], i) => `${i ? "L" : "M"}${x(age)} ${y(value)}`).join("");
-  const area = (run) => `${path(run)}L${x(run.at(-1)[0])} ${height}L${x(run[0][0])} ${height}Z`;
+  const drawn = (run) => (run.length > 1 ? run : [[run[0][0] + 1, run[0][1]], run[0]]); // a second wide
+  const path = (run) => drawn(run).map(([age, value], i) => `${i ? "L" : "M"}${x(age)} ${y(value)}`).join("");
+  const area = (run) => `${path(run)}L${x(run.at(-1)[0])} ${height}L${x(drawn(run)[0][0])} ${height}Z`;
   return s(
     "svg",
     { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
@@ -25,6 +27,26 @@ export function line(points, bands, { most, span = HISTORY_S, height = 28, kind 
     }),
     s("path", { class: "line", d: lines.map(path).join("") || "M0 0" }),
   );
+}
+
+/** A line with its axes: from 0 to a round figure with its unit, and the time. */
+export function plot(points, bands, { most, span, unit }) {
+  const top = round(most ?? Math.max(0, ...points.map(([, value]) => value)));
+  return h(
+    "div",
+    { class: "plot", "aria-hidden": "true" },
+    h("p", { class: "most" }, unit(top)),
+    h("p", { class: "zero" }, "0"),
+    line(points, bands, { most: top, span }),
+    h("p", { class: "axis" }, h("span", {}, `${seconds(span)} ago`), h("span", {}, "now")),
+  );
+}
+
+/** The next 1, 2 or 5 of a power of ten, for the top of an axis. */
+function round(value) {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((top) => top >= value * 0.9999);
 }
 
 /** Parts of a line without holes. */

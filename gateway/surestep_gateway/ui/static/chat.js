@@ -1,11 +1,14 @@
 // A conversation with the model. Each event of its stream has tokens of one kind: drafted or not.
 
 import { Problem, chat } from "./api.js";
-import { byId, h } from "./dom.js";
+import { byId, h, show } from "./dom.js";
+import { Marked, markdown } from "./markdown.js";
 import { rate, seconds, several } from "./words.js";
 
 const STALL_MS = 1500; // without a token: the reader is told that the answer goes on
 const MOST_MESSAGES = 200;
+const LEAST_WAIT_MS = 16; // between two drawings of an answer
+const SHARE = 4; // of the time that is not spent on drawing, to that which is
 
 /** The chat box of the page. */
 export class Chat {
@@ -94,7 +97,10 @@ function turn(kind, who, ...inside) {
 /** One answer, as it comes. */
 class Answer {
   text = "";
-  #said = h("p", { class: "said" });
+  #marks = ""; // of each character: d(rafted) or p(lain)
+  #said = h("div", { class: "said written" });
+  #drawing = null; // the timer of the next drawing
+  #cost = 0; // of the last one, ms
   #thought = h("p", { class: "thought", hidden: true });
   #foot = h("p", { class: "foot" }, "Waiting for the first token …");
   #began = performance.now();
@@ -126,18 +132,27 @@ class Answer {
     if (drafted.length === 0 && (content || reasoning)) drafted = [false];
     if (drafted.length) this.#came(drafted);
     const isDraft = drafted[0] === true;
-    const talk = byId("talk");
-    const follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
     if (reasoning) {
-      this.#thought.hidden = false;
-      say(this.#thought, reasoning, isDraft);
+      following(() => {
+        this.#thought.hidden = false;
+        say(this.#thought, reasoning, isDraft);
+      });
     }
     if (content) {
       this.text += content;
-      say(this.#said, content, isDraft);
+      this.#marks += (isDraft ? "d" : "p").repeat(content.length);
+      this.#drawing ??= setTimeout(() => this.#draw(), Math.max(LEAST_WAIT_MS, SHARE * this.#cost));
     }
     if (choice.finish_reason) this.#reason = choice.finish_reason;
-    if (follows) talk.scrollTop = talk.scrollHeight;
+  }
+
+  /** Show what has come; a long answer is drawn less often. */
+  #draw() {
+    clearTimeout(this.#drawing);
+    this.#drawing = null;
+    const began = performance.now();
+    following(() => show(this.#said, markdown(new Marked(this.text, this.#marks))));
+    this.#cost = performance.now() - began;
   }
 
   #came(drafted) {
@@ -170,6 +185,7 @@ class Answer {
   /** No more comes; with an `error` because of that. */
   end(error) {
     clearInterval(this.#timer);
+    this.#draw();
     this.#turn.removeAttribute("aria-busy");
     const parts = this.#tokens ? [this.#figures()] : [];
     if (this.#first !== null) parts.push(`first after ${seconds((this.#first - this.#began) / 1000)}`);
@@ -182,6 +198,14 @@ class Answer {
       this.#turn.append(h("p", { class: "wrong", role: "alert" }, text));
     }
   }
+}
+
+/** Change the conversation; a reader who is at its end stays there. */
+function following(change) {
+  const talk = byId("talk");
+  const follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
+  change();
+  if (follows) talk.scrollTop = talk.scrollHeight;
 }
 
 /** Add text of one kind, to the last piece if that is of this kind. */

@@ -1,11 +1,11 @@
 // The figures of all schedulers together.
 
-import { line } from "./charts.js";
+import { plot } from "./charts.js";
 import { h } from "./dom.js";
 import { bands } from "./faults.js";
-import { count, percent, rate, seconds } from "./words.js";
+import { count, percent, rate, seconds, several } from "./words.js";
 
-const LEAST_S = 30; // that pictures show
+export const LEAST_S = 30; // that pictures show
 const STALE_S = 4; // older figures are none
 const SUMMED = ["output_tok_s", "prompt_tok_s", "running", "waiting", "steps_s"];
 
@@ -36,8 +36,8 @@ export function tiles(overview) {
   const here = schedulers.filter(({ engine }) => engine !== null); // what the others held is gone
   const red = schedulers.flatMap(bands);
   const span = Math.max(LEAST_S, history[0]?.age ?? 0);
-  const picture = (value, most) =>
-    line(history.map((one) => [one.age, value(one)]), red, { span, most: most ?? Math.max(1e-9, ...history.map(value)) });
+  const picture = (value, unit, most) => plot(history.map((one) => [one.age, value(one)]), red, { span, most, unit });
+  const speed = (top) => `${rate(top)} tok/s`;
   const used = sum(here, "kv_blocks_used");
   const cached = sum(here, "kv_blocks_cached");
   const blocks = sum(here, "kv_blocks");
@@ -46,12 +46,12 @@ export function tiles(overview) {
   return h(
     "dl",
     { class: "tiles" },
-    tile("Output", rate(last.output_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "output_tokens"))} in all`, picture((one) => one.output_tok_s)),
-    tile("Prompts", rate(last.prompt_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "prompt_tokens"))} in all`, picture((one) => one.prompt_tok_s)),
-    tile("Requests", count(sum(here, "running")), "running", `${count(sum(here, "waiting"))} waiting`, picture((one) => one.running + one.waiting)),
-    tile("KV cache", blocks ? percent(used / blocks) : "–", "used", blocks ? `${percent(cached / blocks)} kept for reuse` : "", picture((one) => mean(one.kv), 1)),
+    tile("Output", rate(last.output_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "output_tokens"))} in all`, picture((one) => one.output_tok_s, speed)),
+    tile("Prompts", rate(last.prompt_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "prompt_tokens"))} in all`, picture((one) => one.prompt_tok_s, speed)),
+    tile("Requests", count(sum(here, "running")), "running", `${count(sum(here, "waiting"))} waiting`, picture((one) => one.running + one.waiting, (top) => several(top, "request"))),
+    tile("KV cache", blocks ? percent(used / blocks) : "–", "used", blocks ? `${percent(cached / blocks)} kept for reuse` : "", picture((one) => mean(one.kv), percent, 1)),
     drafts(schedulers, history, picture),
-    tile("Steps", rate(last.steps_s ?? 0), "per second", usual ? `${seconds(usual)}, p99 ${seconds(slow)}` : "", picture((one) => one.steps_s)),
+    tile("Steps", rate(last.steps_s ?? 0), "per second", usual ? `${seconds(usual)}, p99 ${seconds(slow)}` : "", picture((one) => one.steps_s, (top) => `${rate(top)} steps/s`)),
   );
 }
 
@@ -62,13 +62,14 @@ function drafts(schedulers, history, picture) {
   }
   const late = mean(history.map((one) => mean(one.accepted)).filter((share) => share !== null));
   const all = drafted ? `${percent(sum(schedulers, "accepted") / drafted)} since the start` : "none so far";
-  return tile("Drafts", late === null ? "–" : percent(late), "accepted", all, picture((one) => mean(one.accepted), 1));
+  return tile("Drafts", late === null ? "–" : percent(late), "accepted", all, picture((one) => mean(one.accepted), percent, 1));
 }
 
-function tile(name, value, unit, more, picture) {
+/** A figure with what it means and how it was. */
+export function tile(name, value, unit, more, picture, bad = false) {
   return h(
     "div",
-    { class: "tile" },
+    { class: bad ? "tile bad" : "tile" },
     h("dt", {}, name),
     h("dd", { class: "value" }, value, unit && h("small", {}, ` ${unit}`)),
     h("dd", { class: "more" }, more),

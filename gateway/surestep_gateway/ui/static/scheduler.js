@@ -79,7 +79,7 @@ function rankRow(rank) {
         ended.replaced_s === null ? "" : `; replaced in ${seconds(ended.replaced_s)}`}`),
     ),
     number("Epoch", rank.epoch ? count(rank.epoch) : "–"),
-    number("Last step", rank.step ? ago(rank.step_age_s) : "–"),
+    number("Last step", rank.step && rank.lost === undefined ? ago(rank.step_age_s) : "–"),
     number("Restarts", count(rank.restarts)),
     number("Weights", rank.weight_bytes === null ? "–" : bytes(rank.weight_bytes)),
     number("KV cache", rank.kv_cache_bytes === null ? "–" : bytes(rank.kv_cache_bytes)),

@@ -68,8 +68,20 @@ const PHASES = {
   SAMPLING: "choosing tokens",
 };
 
-/** What a rank is doing, and whether that is well: `tone` is "", "busy" or "bad". */
-export function rankState(rank) {
+/** A document of the gateway's, once it does not answer any more: nobody knows what holds now. */
+export function outdated(document_, age) {
+  const schedulers = document_.schedulers.map((one) => {
+    const engine = one.engine && { ...one.engine, ranks: one.engine.ranks.map((rank) => ({ ...rank, lost: age })) };
+    return { ...one, engine, lost: age };
+  });
+  return { ...document_, gateway: { ...document_.gateway, lost: age }, schedulers };
+}
+
+const unknown = ({ text }, age) => ({ tone: "unknown", text: "unknown", more: `“${text}” when last seen, ${ago(age)}` });
+
+/** What a rank is doing, and whether that is well: `tone` is "", "busy", "bad" or "unknown". */
+export function rankState({ lost, ...rank }) {
+  if (lost !== undefined) return unknown(rankState(rank), lost);
   if (rank.state === "READY") return { tone: "", text: "ready", more: PHASES[rank.phase] ?? "" };
   if (rank.failure) {
     const hope = rank.failure_is_permanent ? "something must be changed" : "it is tried again";
@@ -82,7 +94,8 @@ export function rankState(rank) {
 }
 
 /** How a scheduler is, in a word and in a line. */
-export function schedulerState(scheduler) {
+export function schedulerState({ lost, ...scheduler }) {
+  if (lost !== undefined) return unknown(schedulerState(scheduler), lost);
   const { engine } = scheduler;
   if (engine === null) {
     const more = scheduler.outages.length
@@ -121,5 +134,14 @@ const GATEWAY = {
   WAITING_FOR_SCHEDULER: { tone: "bad", text: "not serving: no scheduler takes requests" },
 };
 
-/** The same of the gateway. */
-export const gatewayState = (gateway) => GATEWAY[gateway.state] ?? { tone: "bad", text: gateway.state };
+/** The same of the gateway: it may serve, and its answers fail. */
+export function gatewayState({ lost, ...gateway }, clients) {
+  if (lost !== undefined) return unknown(gatewayState(gateway, clients), lost);
+  const state = GATEWAY[gateway.state] ?? { tone: "bad", text: gateway.state };
+  const failed = failures(clients);
+  if (failed === 0) return state;
+  return { tone: "bad", text: `${state.text}; ${count(failed)} of ${several(clients.answers, "answer")} failed in the last minute` };
+}
+
+/** Answers of the last minute that ended in an error of the server. */
+export const failures = (clients) => Object.values(clients.failed).reduce((total, number) => total + number, 0);

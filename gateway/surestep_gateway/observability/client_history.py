@@ -1,0 +1,128 @@
+"""What clients saw in the last minutes, measured at the gateway, one sample per second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from .answer_metrics import AnswerMetrics, AnswerTotals
+from .token_histogram import TokenHistogram
+
+_EACH_S = 1.0
+_KEPT = 181  # samples: three minutes between the first and the last
+_MINUTE_S = 60.0
+_TYPICAL, _SLOW = 0.5, 0.95
+
+
+class LatencyView(BaseModel):
+    """One latency: of the last minute, and the slow ones of each second of the history."""
+
+    p50_s: float | None  # None: nothing was measured, as in the others
+    p95_s: float | None
+    history_p95_s: list[float | None]
+
+
+class ClientsView(BaseModel):
+    """Answers and latencies. Lists are parallel columns, oldest first, one element per second."""
+
+    age_s: list[float]  # of the second's end
+    first_token: LatencyView
+    inter_token: LatencyView
+    queue: LatencyView
+    history_failed: list[int]
+    history_refused: list[int]
+    answers: int  # of the last minute, as what follows; refused and wrong requests aside
+    client_gone: int  # of them
+    failed: dict[str, int]  # of them, by code: errors of the server
+    failed_in_streams: int  # of `failed`, those after a status of 200
+    refused: int  # 429
+
+
+class _Sample(NamedTuple):
+    """Counters at one moment; latencies by bucket."""
+
+    at: float
+    first_token: list[int]
+    inter_token: list[int]
+    queue: list[int]
+    ends: AnswerTotals
+
+
+class ClientHistory:
+    """Remembers how answers ended and what their latencies were. Times are on one clock."""
+
+    def __init__(
+        self,
+        answers: AnswerMetrics,
+        first_token: TokenHistogram,
+        inter_token: TokenHistogram,
+        queue: TokenHistogram,
+    ) -> None:
+        self._answers = answers
+        self._first_token, self._inter_token, self._queue = first_token, inter_token, queue
+        self._samples: deque[_Sample] = deque(maxlen=_KEPT)
+
+    async def watch(self) -> None:
+        """Take samples, until cancelled."""
+        while True:
+            self._samples.append(self._sample(time.monotonic()))
+            await asyncio.sleep(_EACH_S)
+
+    def _sample(self, now: float) -> _Sample:
+        return _Sample(
+            now,
+            self._first_token.counts(),
+            self._inter_token.counts(),
+            self._queue.counts(),
+            self._answers.totals(),
+        )
+
+    def view(self, now: float) -> ClientsView:
+        """Return the history, and the last minute up to this moment."""
+        newest = self._sample(now)
+        samples = [*self._samples, newest]
+        minute_ago = next(one for one in samples if now - one.at <= _MINUTE_S)
+        ends = newest.ends.since(minute_ago.ends)
+        pairs = list(pairwise(samples))
+        each = [after.ends.since(before.ends) for before, after in pairs]
+        failed = sum(ends.failed.values())
+        return ClientsView(
+            age_s=[round(now - after.at, 2) for _, after in pairs],
+            first_token=self._latency(
+                self._first_token, [one.first_token for one in samples], minute_ago.first_token
+            ),
+            inter_token=self._latency(
+                self._inter_token, [one.inter_token for one in samples], minute_ago.inter_token
+            ),
+            queue=self._latency(self._queue, [one.queue for one in samples], minute_ago.queue),
+            history_failed=[sum(one.failed.values()) for one in each],
+            history_refused=[one.refused for one in each],
+            answers=ends.complete + ends.client_gone + failed,
+            client_gone=ends.client_gone,
+            failed=dict(ends.failed),
+            failed_in_streams=ends.in_streams,
+            refused=ends.refused,
+        )
+
+    def _latency(
+        self, histogram: TokenHistogram, counts: Sequence[list[int]], minute_ago: list[int]
+    ) -> LatencyView:
+        minute = _added(minute_ago, counts[-1])
+        return LatencyView(
+            p50_s=histogram.quantile(_TYPICAL, minute),
+            p95_s=histogram.quantile(_SLOW, minute),
+            history_p95_s=[
+                histogram.quantile(_SLOW, _added(before, after))
+                for before, after in pairwise(counts)
+            ],
+        )
+
+
+def _added(before: list[int], after: list[int]) -> list[int]:
+    return [b - a for a, b in zip(before, after, strict=True)]
