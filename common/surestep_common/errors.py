@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
-
 MAX_MESSAGE_CHARS = 1000  # of a message: a client may find its own text in one
 MAX_PARAM_CHARS = 500  # of the name of a field: keys of a body are parts of some
 
