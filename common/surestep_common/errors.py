@@ -32,6 +32,14 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
+MAX_MESSAGE_CHARS = 1000  # of a message: a client may find its own text in one
+MAX_PARAM_CHARS = 500  # of the name of a field: keys of a body are parts of some
+
+
+def shortened(text: str, most: int = MAX_MESSAGE_CHARS) -> str:
+    """Return a text cut to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
 
 class SurestepError(Exception):
     """Base of every error that may cross a process border."""
@@ -41,9 +49,9 @@ class SurestepError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = shortened(message)
+        super().__init__(self.message)
+        self.param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         self.retry_after = retry_after
 
 

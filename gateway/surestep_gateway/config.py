@@ -190,10 +190,17 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     )
     max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
     text_processes: PositiveInt = Field(
-        2, description="most text processes, which prepare large requests and unusual ones"
+        4,
+        description="most text processes, which prepare requests that are large or unusual or ask "
+        "for a grammar",
     )
     text_timeout_s: PositiveFloat = Field(
         30.0, description="seconds that a text process may take over a request"
+    )
+    grammar_timeout_s: PositiveFloat = Field(
+        0.5,
+        description="seconds that a text process may compute to check a schema, a regular "
+        "expression or a grammar",
     )
     text_memory_bytes: Size = Field(
         2 << 30, description="memory that a text process may take over a request"

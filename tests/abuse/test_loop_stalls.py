@@ -5,46 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 from nasty_bodies import Nasty, nasty_bodies
-from support.fakes.scheduler import default_info, emulating, running, start, tokens
+from support.fakes.scheduler import default_info, running
 from support.processes.gateway import gateway, until_ready
 from support.processes.ports import free_port
-from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from support.processes.stalls import LIMIT_S, Stalls, long_stalls, read_stream, script
 
 LARGE, MEDIUM, SMALL = 31 << 20, 1 << 20, 60 << 10
-LIMIT_S = "0.1"
 ATTEMPTS = 3  # a machine that does something else for a moment is not ours to answer for
 THIRDS = 3  # of the bodies, which take turns
-STREAM = 7777  # the length that asks for a stream that goes on throughout
-
-
-class Stalls(NamedTuple):
-    """Longer than the limit, as the gateway has measured them."""
-
-    stalls: int
-    busy: int  # of them, those in which the loop computed: nobody else had the CPU
-
-    def since(self, before: Stalls) -> Stalls:
-        return Stalls(self.stalls - before.stalls, self.busy - before.busy)
-
-
-async def long_stalls(client: httpx.AsyncClient) -> Stalls:
-    text = (await client.get("/metrics")).text
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-
-    def longer(name: str) -> int:
-        within = float(lines[f'{name}_bucket{{le="{LIMIT_S}"}}'])
-        return int(float(lines[f"{name}_count"]) - within)
-
-    return Stalls(
-        longer("surestep:event_loop_stall_seconds"), longer("surestep:event_loop_busy_seconds")
-    )
 
 
 async def stalls_of(client: httpx.AsyncClient, nasty: Nasty, at_once: int) -> Stalls:
@@ -54,30 +27,6 @@ async def stalls_of(client: httpx.AsyncClient, nasty: Nasty, at_once: int) -> St
         for _ in range(at_once):
             requests.create_task(send(client, nasty))
     return (await long_stalls(client)).since(before)
-
-
-async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-    if request.max_tokens != STREAM:
-        async for chunk in emulating(request):
-            yield chunk
-        return
-    yield start()
-    for _ in range(STREAM - 1):
-        yield tokens([70])
-        await asyncio.sleep(0.01)
-    yield tokens([70], finish=LENGTH)
-
-
-async def read_stream(client: httpx.AsyncClient, done: asyncio.Event) -> int:
-    """Read until all is over; how many events came."""
-    body = {"prompt": "x", "max_tokens": STREAM, "stream": True}
-    count = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            count += bool(line)
-            if done.is_set():
-                break
-    return count
 
 
 async def send(client: httpx.AsyncClient, nasty: Nasty) -> float:
@@ -117,6 +66,6 @@ async def test_the_loop_goes_on(model: Path, size: int, at_once: int, third: int
             told = f"{nasty.name}: {long}, longer than {LIMIT_S} s"
             assert not long[-1].stalls or not all(each.busy for each in long), told
         done.set()
-        assert await stream > 10
+        assert (await stream).events > 10
         process.terminate()
         assert b"Traceback" not in await log

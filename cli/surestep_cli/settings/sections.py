@@ -56,6 +56,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "timeout_keep_alive",
             "send_timeout_s",
             "text_timeout_s",
+            "grammar_timeout_s",
             "chat_template_timeout_s",
             "shutdown_delay_s",
         ),

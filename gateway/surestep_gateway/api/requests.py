@@ -56,7 +56,7 @@ async def prepare_bytes(
         if prepared is not None:
             return prepared
         async with asyncio.timeout_at(deadline):
-            work = gateway.text.prepare(job, data, info)
+            work = gateway.text.prepare(job, data, info, Caller.of(request.scope).name)
             return await until_disconnect(request.receive, work, gateway.admission)
     except TimeoutError:
         raise DeadlineExceeded("the request was not prepared in time") from None
@@ -75,6 +75,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         for pattern, name in names.items():
             new, found = re.subn(rf"^{pattern}(?!\w)", name, old)
             if found:
-                message = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new, error.message)
+                place = rf"(?<!\w){re.escape(old)}(?!\w)"
+                message = re.sub(place, new.replace("\\", r"\\"), error.message)
                 raise type(error)(message, param=new) from None
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
@@ -15,6 +14,7 @@ from .structured import (
     choice_language,
     grammar_language,
     json_language,
+    parsed_json,
     regex_language,
     styled,
     tagged_language,
@@ -105,7 +105,7 @@ def _guided(body: StructuredBody, style: JsonStyle) -> list[Language]:
 
 def _parsed_tags(text: str, field: str, style: JsonStyle) -> Language:
     try:
-        asked: Any = json.loads(text)
+        asked: Any = parsed_json(text)
         if isinstance(asked, dict) and asked.get("format") is not None:
             raise _only_structures(f"{field}.format")
         parsed = ResponseFormat.model_validate(asked)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from surestep_common.request_bounds import MAX_CHOICES
 
-MAX_CHOICES = 4096
 MAX_STRUCTURES = 256
 
 Choices = Annotated[

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from .language import Json, Language, Rules, fault_in, source_of
 
 _TRIALS = 128  # parts of a schema that are looked at by themselves
+_TRIAL_S = 0.1  # for all of them: a schema that is dear has its fault named, and not its place
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
@@ -18,13 +20,13 @@ def schema_fault(schema: Json, field: str) -> tuple[str, str] | None:
     fault = _fault(schema, schema)
     if not fault:
         return None
-    trials, place = _TRIALS, field
+    trials, place, end = _TRIALS, field, time.process_time() + _TRIAL_S
     at: Json | None = schema
     while at is not None:
         found = None
         for name, part in _parts(at):
             trials -= 1
-            if trials < 0:
+            if trials < 0 or time.process_time() > end:
                 return place, fault
             if inner := _fault(part, schema):
                 found, place, fault = part, f"{place}.{name}", inner

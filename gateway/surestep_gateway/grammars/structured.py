@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import llguidance
+from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
@@ -57,9 +58,11 @@ def regex_language(regex: str, field: str) -> Language:
 
 
 def choice_language(choices: Sequence[str], field: str) -> Language:
-    """Return the language of these texts."""
+    """Return the language of these texts: one lexeme, as each of many rules is an item of the
+    parser.
+    """
     spelled = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return Language(field, lark=f"start: {spelled}")
+    return Language(field, lark=f"start: CHOICE\nCHOICE: {spelled}")
 
 
 def grammar_language(grammar: str, field: str) -> Language:
@@ -100,9 +103,14 @@ def tagged_language(
     return Language(field, lark=llguidance.StructTag.to_grammar(tags))
 
 
+def parsed_json(text: str) -> Any:
+    """Parse JSON as bodies are read: neither deep nor with half characters. Raise ValueError."""
+    return from_json(text, allow_inf_nan=False)
+
+
 def _parsed(text: str, field: str) -> Json:
     try:
-        schema = json.loads(text)
+        schema = parsed_json(text)
     except ValueError as error:
         raise InvalidRequest(f"{field}: not valid JSON: {error}", param=field) from None
     if not isinstance(schema, dict):

@@ -20,6 +20,7 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
     kind_of,
+    shortened,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ async def on_surestep_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Handle the framework's own errors: unknown route, wrong method."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
+    message = shortened(f"{error.detail}: {request.method} {request.url.path}")
     kind, code = "invalid_request_error", "method_not_supported"
     if error.status_code == HTTPStatus.NOT_FOUND:
         kind, code = "not_found_error", "unknown_url"

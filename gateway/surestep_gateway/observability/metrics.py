@@ -147,7 +147,7 @@ class GatewayMetrics:
             "cause",
         )
         self.event_loop = EventLoopMetrics(self.registry)
-        for cause in ("death", "memory", "timeout"):
+        for cause in ("death", "grammar", "memory", "timeout"):
             self.text_process_ends.labels(cause)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(model_name, ENGINE, reason)

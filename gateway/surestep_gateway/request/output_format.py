@@ -12,6 +12,7 @@ from surestep_proto.sampling_pb2 import Grammar
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
+from surestep_gateway.grammars.fields import ResponseFormat, StructuredBody
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
 from surestep_gateway.grammars.structured import check_schema
 from surestep_gateway.parsers import (
@@ -30,6 +31,8 @@ from .prompts import PreparedRequest
 from .protocol import ChatBody, ChatRequest, GenerationBody, NamedToolChoice
 
 logger = logging.getLogger(__name__)
+
+_FIXED_FORMATS = (None, "text", "json_object")  # whose grammar has nothing of the request
 
 
 class ChatOutput:
@@ -121,6 +124,23 @@ def wanted_output(settings: GatewaySettings, request: GenerationBody) -> Wanted 
     return None if content is None and tools is None else Wanted(content, tools)
 
 
+def grammar_field(request: GenerationBody) -> str | None:
+    """Return the first field whose text becomes a part of a grammar.
+
+    None for no grammar, and for the one of any JSON object. All others have sizes and costs that
+    the client decides.
+    """
+    for name in StructuredBody.model_fields:
+        value = getattr(request, name)
+        if value and not (isinstance(value, ResponseFormat) and value.type in _FIXED_FORMATS):
+            return name
+    if not isinstance(request, ChatRequest) or not request.tools:
+        return None
+    asked = request.response_format
+    among_calls = asked is not None and asked.type == "json_object"
+    return "tools" if among_calls or constrains_calls(request) else None
+
+
 def constrains_calls(request: ChatRequest) -> bool:
     """Return whether a request says more of calls than which tools there are."""
     choice = request.tool_choice
@@ -168,7 +188,8 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         parser,
         lambda text: (id_ := tokenizer.id(text)) is not None and tokenizer.is_special(id_),
     )
-    found = constraint(wanted, written)
+    with processor.checking(wanted.field):
+        found = constraint(wanted, written)
     ids = [] if found.begins_after is None else [tokenizer.id(found.begins_after)]
     grammar = Grammar(source=found.source, begins_after=[id_ for id_ in ids if id_ is not None])
     prepared.sampling.grammar.CopyFrom(grammar)

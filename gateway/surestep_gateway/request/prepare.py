@@ -18,7 +18,6 @@ from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.reasoning import Wanted
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
@@ -27,8 +26,8 @@ from .bad_words import bad_words, total_chars
 from .output_format import (
     check_tool_choice,
     constrain,
-    constrains_calls,
     ending_ids,
+    grammar_field,
     wanted_output,
 )
 from .parse import parse, parse_tokenize
@@ -40,7 +39,6 @@ from .tokenizer_bodies import DetokenizeBody, TokenizeChatBody
 from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
-INLINE_GRAMMAR_CHARS = 4096  # of the fields that one is made of
 INLINE_BAD_WORD_CHARS = 1024  # of all of them
 MAX_SEQUENCES = 1024  # in one request
 MAX_SENT_IDS = 1 << 23  # of prompts, once for each sequence
@@ -230,12 +228,10 @@ def _check_number(request: CompletionRequest, num_prompts: int) -> None:
 
 def _wanted(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
     """Return what the output must be. Raise InvalidRequest; on the event loop NeedsProcess."""
-    asked = [getattr(request, name) for name in StructuredBody.model_fields]
-    if isinstance(request, ChatRequest) and constrains_calls(request):
-        asked += request.tools or ()
-    size = sum(len(str(value)) for value in asked if value)
-    processor.only_apart(size > INLINE_GRAMMAR_CHARS)
-    return wanted_output(processor.settings, request)
+    field = grammar_field(request)
+    processor.only_apart(field is not None)
+    with processor.checking(field or ""):
+        return wanted_output(processor.settings, request)
 
 
 def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:

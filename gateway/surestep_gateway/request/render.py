@@ -59,6 +59,8 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
             param="continue_final_message",
         )
     processor.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
+    given = (body.chat_template_kwargs or {}).values()  # a template may count to a number, say
+    processor.only_apart(not all(isinstance(value, str | bool | None) for value in given))
     variables = _variables(processor.settings, body)
     tools = _tools(processor.settings, body)
     harmony = processor.template.writes_harmony(tools=bool(tools), source=body.chat_template)

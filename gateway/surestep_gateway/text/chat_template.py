@@ -20,7 +20,6 @@ _CONTINUE_MARK = "\ue000continue\ue000 "
 _HARMONY_MARK = "<|channel|>"
 _TESTS_FOR_TEXT = re.compile(r"content['\"]?\]? is string")
 _ASKS_FOR_NONE = re.compile(r"content['\"]?\]? is none")
-_MESSAGE_CHARS = 1000  # a template may complain with all it was given
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -162,7 +161,7 @@ def _complaint(error: Exception, param: str) -> InvalidRequest:
     if isinstance(error, InvalidRequest):
         return error
     message = "it needs too much memory" if isinstance(error, MemoryError) else str(error)
-    return InvalidRequest(f"chat template: {message[:_MESSAGE_CHARS]}", param=param)
+    return InvalidRequest(f"chat template: {message}", param=param)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -12,12 +13,14 @@ from surestep_gateway.api_settings import ApiSettings
 from surestep_gateway.config import GatewaySettings
 
 from .chat_template import ChatTemplate
+from .process_limits import computing_limit
 from .tokenizer import Tokenizer
 
 _NEEDED = {  # of the settings, in a text process; no keys, and no files
     *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
     *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
     *("allow_special_tokens_in_content", "max_answer_bytes", "log_level", "log_json"),
+    "grammar_timeout_s",
     *ApiSettings.__annotations__,
 }
 
@@ -28,12 +31,12 @@ class NeedsProcess(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextProcessor:
-    """Everything needed to prepare requests. `apart`: this is a text process."""
+    """Everything needed to prepare requests, on the event loop or in a text process."""
 
     settings: GatewaySettings
     tokenizer: Tokenizer
     template: ChatTemplate
-    apart: bool = False
+    tell: Callable[[str], None] | None = None  # in a text process: the field that is checked now
 
     @classmethod
     def load(cls, settings: GatewaySettings) -> TextProcessor:
@@ -58,7 +61,9 @@ class TextProcessor:
         ]
 
     @classmethod
-    def restore(cls, parts: Sequence[bytes]) -> TextProcessor:
+    def restore(
+        cls, parts: Sequence[bytes], tell: Callable[[str], None] = lambda field: None
+    ) -> TextProcessor:
         """Return the text processor of a text process."""
         settings, tokenizer, template = parts
         source, special_tokens, tool_source = orjson.loads(template)
@@ -66,8 +71,24 @@ class TextProcessor:
             settings=GatewaySettings.model_validate(orjson.loads(settings)),
             tokenizer=Tokenizer(RustTokenizer.from_str(tokenizer.decode())),
             template=ChatTemplate(source, special_tokens, tool_source=tool_source),
-            apart=True,
+            tell=tell,
         )
+
+    @property
+    def apart(self) -> bool:
+        """Whether this is a text process."""
+        return self.tell is not None
+
+    @contextlib.contextmanager
+    def checking(self, field: str) -> Iterator[None]:
+        """Bound the work on the grammar that a field asks for; it may end this text process."""
+        if self.tell is None:
+            yield
+            return
+        self.tell(field)
+        with computing_limit(self.settings.grammar_timeout_s):
+            yield
+        self.tell("")
 
     def only_apart(self, condition: bool) -> None:
         """Raise NeedsProcess if the condition holds and this is no text process."""

@@ -15,7 +15,8 @@ MAX_IDS = 1 << 20  # in one list of token ids, or four times what fits if that i
 MAX_ALL_IDS = 1 << 23  # in all such lists
 TOO_MUCH_MEMORY = "the request takes more memory to prepare than it may"
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# One without an end goes on to the end: looked for at each quote, that would take quadratic time.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _IDS = re.compile(rb'"(prompt|tokens)"\s*:\s*(\[[\d\s,\[\]]*)')
 
 

@@ -12,9 +12,16 @@ import sys
 from pathlib import Path
 
 from surestep_common.config import child_environ
-from surestep_common.errors import InternalError, RequestTooLarge, SurestepError, Unavailable
+from surestep_common.errors import (
+    InternalError,
+    InvalidRequest,
+    RequestTooLarge,
+    SurestepError,
+    Unavailable,
+)
 
 from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.text.process_limits import TOO_MUCH_COMPUTING
 from surestep_gateway.text.text_processor import TextProcessor
 
 from . import wire
@@ -27,10 +34,13 @@ logger = logging.getLogger(__name__)
 LARGE_BYTES = 4 << 20  # of a body; so large ones leave a process to the others
 _WARM_S = 4.0  # after the start of the gateway: the worker beside it loads its model first
 _START_S = 60.0
-_IDLE_S = 60.0  # until all but one end
+_IDLE_S = 60.0  # until all but a few end
+_KEPT = 2  # of them: one for the next request while another is replaced
 _LOOK_S = 0.05  # between two looks at their memory
 _NICE = 5  # of theirs: token streams have priority
 _ATTEMPTS = 2  # for a request whose process dies without a reason that is known
+
+_Reply = asyncio.Future["list[bytes] | SurestepError"]
 
 _OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is out of memory
 
@@ -50,6 +60,7 @@ class TextProcess:
         self._process = process
         self._at_first = 0  # bytes of memory when it has loaded everything
         self.starved = False  # it was ended because it had taken too much since
+        self.checking = ""  # the field of the request whose grammar it checks now
 
     @classmethod
     async def start(cls, processor: TextProcessor) -> TextProcess:
@@ -89,7 +100,9 @@ class TextProcess:
         assert self._process.stdout is not None
         try:
             await wire.send(self._process.stdin, parts)
-            return await wire.receive(self._process.stdout)
+            while (answer := await wire.receive(self._process.stdout))[0] == wire.CHECKING:
+                self.checking = answer[1].decode()
+            return answer
         except (ConnectionError, asyncio.IncompleteReadError):
             raise ProcessDied(await self._process.wait()) from None
 
@@ -137,7 +150,7 @@ class TextPool:
                 await self._warm()
                 while True:
                     await asyncio.sleep(_IDLE_S)
-                    while len(self._idle) > 1:
+                    while len(self._idle) > _KEPT:
                         await self._idle.pop(0).end()
         finally:
             for process in self._idle:
@@ -154,21 +167,26 @@ class TextPool:
                 process.look(self._settings.text_memory_bytes)
 
     async def _warm(self) -> None:
-        """Start one process before it is needed."""
-        async with self._gate.place(0):
-            if not self._idle:
-                with contextlib.suppress(SurestepError):
-                    self._idle.append(await self._start())
+        """Start processes before they are needed."""
+        for count in range(1, _KEPT + 1):
+            async with self._gate.place(0):
+                if len(self._idle) < min(count, self._settings.text_processes):
+                    await self._spare()
 
-    async def ask(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
+    async def _spare(self) -> None:
+        with contextlib.suppress(SurestepError):
+            self._idle.append(await self._start())
+
+    async def ask(self, job: bytes, info: bytes, raw: bytearray, caller: str) -> list[bytes]:
         """Return the parts of the reply to a job. Raise SurestepError.
 
         A running job continues when its client disconnects, as the process must not be left in the
         middle of one.
         """
-        await self._gate.enter(len(raw))
-        task = self._tasks.create_task(self._work(job, info, raw))
-        answer = await asyncio.shield(task)
+        await self._gate.enter(len(raw), caller)
+        reply: _Reply = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._work([job, info, raw], caller, reply))
+        answer = await reply
         if isinstance(answer, SurestepError):
             raise answer
         status, *parts = answer
@@ -176,17 +194,25 @@ class TextPool:
             raise wire.load_error(parts[0])
         return parts
 
-    async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes] | SurestepError:
-        """Return the reply, or the error: a task that raised would end the others of its group."""
+    async def _work(self, parts: Parts, caller: str, reply: _Reply) -> None:
+        """Do a job. Its place is held until a process that it has ended is replaced: whoever ends
+        them waits for that, and nobody else.
+        """
+        answer: list[bytes] | SurestepError = InternalError("a request could not be prepared")
         try:
-            return await self._answer([job, info, raw])
+            answer = await self._answer(parts)
         except SurestepError as error:
-            return error
+            answer = error
         except Exception:
             logger.exception("a request could not be prepared")
-            return InternalError("a request could not be prepared")
         finally:
-            self._gate.leave(len(raw))
+            if not reply.done():  # its client is still there
+                reply.set_result(answer)
+            try:
+                if isinstance(answer, InvalidRequest | RequestTooLarge):  # it has ended a process
+                    await self._spare()
+            finally:
+                self._gate.leave(len(parts[2]), caller)
 
     async def _answer(self, parts: Parts) -> list[bytes]:
         for _ in range(_ATTEMPTS):
@@ -204,9 +230,7 @@ class TextPool:
                     f"the request takes longer than {self._settings.text_timeout_s:g} s to prepare"
                 ) from None
             except ProcessDied as death:
-                if process.starved or death.signal in _OWN_FAULTS:
-                    self._count("memory")
-                    raise RequestTooLarge(TOO_MUCH_MEMORY) from None
+                self._blame_request(process, death)
                 self._count("death")
                 logger.warning("a text process died: %s", death)
             finally:
@@ -217,9 +241,23 @@ class TextPool:
                     await process.end()
         raise Unavailable("the request could not be prepared")
 
+    def _blame_request(self, process: TextProcess, death: ProcessDied) -> None:
+        """Raise the error for a request that ended its process, if one did."""
+        greedy = process.starved or death.signal in _OWN_FAULTS
+        if field := process.checking:
+            if greedy or death.signal == TOO_MUCH_COMPUTING:
+                self._count("grammar")
+                raise InvalidRequest(
+                    f"{field}: it takes too much time or memory to check; ask for less", param=field
+                ) from None
+        elif greedy:
+            self._count("memory")
+            raise RequestTooLarge(TOO_MUCH_MEMORY) from None
+
     async def _take(self) -> TextProcess:
         while self._idle:
             process = self._idle.pop()
+            process.checking = ""
             if process.alive:
                 return process
             await process.end()

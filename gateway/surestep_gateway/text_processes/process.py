@@ -2,7 +2,9 @@
 
 The gateway writes frames to its standard input and reads frames from its standard output. Each
 request is bounded: memory by a limit of the system, the time of chat templates by a timer, and the
-total time by the gateway, which kills the process. It also ends with the gateway.
+total time by the gateway, which kills the process. While it checks a grammar, which is native code,
+the system ends it at its limit: the gateway has been told which field of the request that is about.
+It also ends with the gateway.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ def main() -> int:
     first = wire.read(requests)
     if first is None:
         return 0
-    processor = TextProcessor.restore(first)
+
+    def tell(field: str) -> None:
+        wire.write(answers, [wire.CHECKING, field.encode()])
+
+    processor = TextProcessor.restore(first, tell)
     settings = processor.settings
     log.configure("text", level=settings.log_level, as_json=settings.log_json)
     limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first

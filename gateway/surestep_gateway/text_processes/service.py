@@ -51,8 +51,10 @@ class TextService:
             return None
         return draft.finish(self._processor.tokenizer.encode(draft.texts))
 
-    async def prepare(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
-        """Prepare a body. Raise SurestepError.
+    async def prepare(
+        self, job: Job[T], raw: bytearray, info: SchedulerInfo, caller: str = ""
+    ) -> T:
+        """Prepare a body for a caller, who never holds all text processes. Raise SurestepError.
 
         If cancelled while it waits for its turn, no work begins.
         """
@@ -61,7 +63,7 @@ class TextService:
                 return await self._inline(job, raw, info)
             except NeedsProcess:
                 pass
-        return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw))
+        return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:

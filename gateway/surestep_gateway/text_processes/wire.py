@@ -27,6 +27,7 @@ from surestep_gateway.translate.response_request import PreparedResponse
 
 Parts = Sequence[bytes | bytearray]
 
+CHECKING = b"checking"  # a frame ahead of the answer; behind it the field, or nothing: it is done
 _COUNT = struct.Struct("<I")
 _WRITE_BYTES = 256 << 10  # at a time
 # Fields that the sampling parameters or the prompts contain already.
@@ -34,7 +35,6 @@ _LEFT_OUT = {
     *("logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"),
     *StructuredBody.model_fields,
 }
-_MESSAGE_CHARS = 1000  # of an error: a client may find its own text in one
 
 
 def _head(parts: Parts) -> bytes:
@@ -160,7 +160,7 @@ def dump_error(error: SurestepError) -> bytes:
     return orjson.dumps(
         {
             "kind": type(error).__name__,
-            "message": error.message[:_MESSAGE_CHARS],
+            "message": error.message,
             "param": error.param,
         }
     )

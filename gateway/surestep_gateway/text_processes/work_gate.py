@@ -1,4 +1,6 @@
-"""A semaphore that prefers small work and never fills every place with large work."""
+"""A semaphore that prefers small work, and fills its places neither with large work nor for one
+caller.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import contextlib
 import itertools
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -17,6 +20,7 @@ class _Waiting(NamedTuple):
     turn: float  # when it came, in seconds, and later by its size: nothing waits for ever
     number: int  # so that no two are equal
     size: int
+    caller: str
     ready: asyncio.Future[None]
 
 
@@ -24,10 +28,12 @@ class WorkGate:
     """Admits work to a limited number of places; `size` is in bytes or similar units."""
 
     def __init__(self, places: int, *, large: int) -> None:
-        """Work above `large` leaves one place to the rest, if there are several."""
+        """Work above `large` leaves half of the places to the rest, if there are several."""
         self._free = places
         self._large = large
-        self._free_for_large = max(1, places - 1)
+        self._free_for_large = max(1, places // 2)
+        self._most_of_caller = max(1, places - 1)
+        self._held = Counter[str]()  # places, by caller
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
 
@@ -37,19 +43,22 @@ class WorkGate:
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[None]:
+    async def place(self, size: int, caller: str = "") -> AsyncIterator[None]:
         """Hold a place, once it is free. If cancelled before that, the work never begins."""
-        await self.enter(size)
+        await self.enter(size, caller)
         try:
             yield
         finally:
-            self.leave(size)
+            self.leave(size, caller)
 
-    async def enter(self, size: int) -> None:
-        """Wait for a place, which `leave` gives back."""
+    async def enter(self, size: int, caller: str = "") -> None:
+        """Wait for a place, which `leave` gives back.
+
+        A caller who holds fewer places goes first. A named one never holds all of several.
+        """
         turn = time.monotonic() + size / _SIZE_PER_S
         ready = asyncio.get_running_loop().create_future()
-        mine = _Waiting(turn, next(self._numbers), size, ready)
+        mine = _Waiting(turn, next(self._numbers), size, caller, ready)
         insort(self._waiting, mine)
         self._let_in()
         try:
@@ -58,23 +67,31 @@ class WorkGate:
             if mine in self._waiting:
                 self._waiting.remove(mine)
             else:
-                self.leave(size)
+                self.leave(size, caller)
             raise
 
-    def leave(self, size: int) -> None:
-        self._take(size, -1)
+    def leave(self, size: int, caller: str = "") -> None:
+        self._take(size, caller, -1)
         self._let_in()
 
     def _let_in(self) -> None:
-        for one in list(self._waiting):
-            if one.ready.done():  # given up just now, and about to leave by itself
-                continue
-            if self._free and (one.size <= self._large or self._free_for_large):
-                self._waiting.remove(one)
-                self._take(one.size, 1)
-                one.ready.set_result(None)
+        while entering := list(filter(self._may_enter, self._waiting)):
+            one = min(entering, key=lambda waiting: self._held[waiting.caller])  # of equals, turns
+            self._waiting.remove(one)
+            self._take(one.size, one.caller, 1)
+            one.ready.set_result(None)
 
-    def _take(self, size: int, count: int) -> None:
+    def _may_enter(self, one: _Waiting) -> bool:
+        if one.ready.done():  # given up just now, and about to leave by itself
+            return False
+        if one.caller and self._held[one.caller] >= self._most_of_caller:
+            return False
+        return self._free > 0 and (one.size <= self._large or self._free_for_large > 0)
+
+    def _take(self, size: int, caller: str, count: int) -> None:
         self._free -= count
+        self._held[caller] += count
+        if not self._held[caller]:
+            del self._held[caller]
         if size > self._large:
             self._free_for_large -= count

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from support.fakes.scheduler import default_info, running
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack, stacks
 from support.processes.ports import free_port
-from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
 from surestep_gateway.text_processes import wire
+from surestep_gateway.text_processes.body_bounds import MAX_CONTAINERS, check_shape
 from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job
 from surestep_gateway.text_processes.service import INLINE_BYTES
 
@@ -31,6 +33,7 @@ PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for th
 USER: Any = {"role": "user", "content": "hello"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {}}}
 HUGE = {"type": "object", "properties": {"a": {"maximum": 1 << 70}}}  # an integer of JSON
 LARGER = [{"type": "function", "function": {"name": "f", "parameters": HUGE}}]
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -165,12 +168,33 @@ def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
             b'{"prompt": "x", "bad_words": [' + b",".join([b'"%s"' % (b"x" * 20)] * 65) + b"]}",
         ),
         (COMPLETION, b'{"prompt": [' + b",".join([b'"x"'] * 65) + b"]}"),
+        (COMPLETION, b'{"prompt": "x", "guided_regex": "x"}'),
+        (COMPLETION, b'{"prompt": "x", "structured_outputs": {"choice": ["x"]}}'),
+        (COMPLETION, orjson.dumps({"prompt": "x", "response_format": SCHEMA})),
+        (CHAT, orjson.dumps({"messages": [USER], "chat_template_kwargs": {"n": 9}})),
     ]
     info = default_info(max_model_len=10_000)
     for job, raw in unusual:
         with pytest.raises(NeedsProcess):
             job.draft(side, raw, info)
         assert job.draft(apart, raw, info).texts.texts
+    usual: list[tuple[Job[Any], bytes]] = [
+        (CHAT, b'{"messages": [{"role": "user", "content": "x"}]}'),
+        (CHAT, orjson.dumps({"messages": [USER], "chat_template_kwargs": {"thinking": False}})),
+        (COMPLETION, b'{"prompt": "x", "response_format": {"type": "json_object"}}'),
+        (COMPLETION, b'{"prompt": "x", "response_format": {"type": "text"}}'),
+    ]
+    for job, raw in usual:
+        assert job.draft(side, raw, info).texts.texts
+
+
+def test_strings_without_an_end_are_gone_through_once() -> None:
+    """Each quote may begin a string that ends nowhere."""
+    raw = b"[" * (MAX_CONTAINERS + 1) + b'\\"' * 1_000_000
+    began = time.process_time()
+    with pytest.raises(RequestTooLarge):
+        check_shape(raw, 1000)
+    assert time.process_time() - began < 5
 
 
 async def test_a_process_that_is_killed_costs_no_request(large: Stack) -> None:

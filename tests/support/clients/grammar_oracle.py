@@ -9,6 +9,7 @@ from support.checkpoints import tiny_tokenizer
 from surestep_gateway.grammars.reasoning import Format
 from surestep_gateway.parsers import REASONING_PARSERS
 from surestep_gateway.text.tokenizer import Tokenizer
+from surestep_worker.grammar.compiler import Compiler
 
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
@@ -37,6 +38,10 @@ class Oracle:
         self.tokenizer = Tokenizer.load(folder)
         path = str(folder / "tokenizer.json")
         self._lark = LLTokenizer(path, eos_token=tiny_tokenizer.EOS_ID)
+
+    def compile(self, source: str) -> None:
+        """Compile a source as ranks do. Raise InvalidRequest."""
+        Compiler(lambda: self._lark).compile(source)
 
     def special(self, text: str) -> bool:
         """Whether a text is a special token."""

@@ -22,6 +22,15 @@ def test_errors_that_share_a_code_come_back_as_the_first_of_them() -> None:
     assert kind_of_code(StatusCode.INVALID_ARGUMENT).http_status == 400
 
 
+def test_an_error_repeats_little_of_what_was_sent() -> None:
+    error = SurestepError("m" * 10_000, param="p" * 10_000)
+    assert len(error.message) == len(str(error)) == 1000
+    assert error.param is not None
+    assert len(error.param) == 500
+    short = SurestepError("m" * 1000, param="p" * 500)
+    assert (short.message, short.param) == ("m" * 1000, "p" * 500)
+
+
 def test_the_gateways_own_statuses() -> None:
     statuses = {
         errors.ClientTooSlow: 408,

@@ -98,6 +98,29 @@ def test_languages_of_fields(plain: Oracle, name: str) -> None:
     assert [text for text in outside if plain.accepts(source, text)] == []
 
 
+CHOICES = {
+    "numbered": [f"entry number {n}" for n in range(4096)],
+    "long": [f"{n:05}" * 10 for n in range(4000)],
+    "prefixes": ["x" * n for n in range(1, 600)],
+    "prefixed": ["yes", "yesterday", "ye"],
+    "odd": ["/", "\\", '"', "\n", " ", "é", "<think>"],
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_all_choices_that_are_admitted_are_compiled_as_ranks_do(plain: Oracle, name: str) -> None:
+    texts = CHOICES[name]
+    wanted = Wanted(language(structured_outputs={"choice": texts}))
+    for source in (
+        constraint(wanted, plain.written("")).source,
+        constraint(wanted, plain.written("<think>\n", "qwen3")).source,
+    ):
+        plain.compile(source)
+    source = constraint(wanted, plain.written("")).source
+    assert [text for text in (texts[0], texts[-1]) if not plain.accepts(source, text)] == []
+    assert not plain.accepts(source, texts[-1] + "?")
+
+
 @pytest.mark.parametrize("text", ["b</think>c", "b\n</think>\n\nc"])
 def test_reasoning_is_free(oracle: Oracle, text: str) -> None:
     """Behind a prompt that has begun it, before one that may, and not behind one that ended it."""

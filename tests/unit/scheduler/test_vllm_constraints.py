@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from support.checkpoints import ascii_tokenizer
+from surestep_common.errors import InvalidRequest
 from surestep_proto.vllm_engine_pb2 import ChoiceConstraint, SamplingParams
 from surestep_scheduler.vllm.constraints import grammar_of
 from tokenizers import Tokenizer
@@ -53,6 +55,31 @@ def test_a_constraint_allows_what_it_says(oracle: Oracle, name: str) -> None:
     for text in inside + outside:
         matcher = oracle.matcher(**{name: value})
         assert oracle.is_whole(matcher, text) is (text in inside), text
+
+
+WRONG: dict[str, Any] = {
+    "deep": {"json_schema": '{"a":' * 900 + "1" + "}" * 900},
+    "half a character": {"json_schema": '{"a": "\\ud800"}'},
+    "no number": {"json_schema": '{"a": NaN}'},
+    "a list": {"json_schema": "[]"},
+    "long schema": {"json_schema": "{" + " " * (1 << 18) + "}"},
+    "long grammar": {"grammar": "x" * ((1 << 18) + 1)},
+    "long pattern": {"regex": "/" * ((1 << 16) + 1)},
+    "many choices": {"choice": ChoiceConstraint(choices=["a"] * 4097)},
+    "long choices": {"choice": ChoiceConstraint(choices=["a" * 1000] * 300)},
+    "no choices": {"choice": ChoiceConstraint()},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_constraint_is_refused_by_its_field(name: str) -> None:
+    """At once: the scheduler's event loop has other things to do."""
+    began = time.process_time()
+    with pytest.raises(InvalidRequest) as error:
+        grammar_of(SamplingParams(**WRONG[name]))
+    assert time.process_time() - began < 0.05
+    assert error.value.param in WRONG[name]
+    assert len(error.value.message) <= 1000
 
 
 @given(
