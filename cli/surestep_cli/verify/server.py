@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -11,11 +12,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
 from surestep_common.config import PARENT_PID, child_environ, variables
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.gguf import is_gguf, model_folder
 
 from surestep_cli.api.http import call
 from surestep_cli.api.keys import one_key
+from surestep_cli.serve.fetch import fetch
 from surestep_cli.serve.ports import free_addresses
 from surestep_cli.serve.wiring import public_url
 from surestep_cli.settings.serve_settings import ServeSettings
@@ -24,6 +28,7 @@ from .options import VerifyArguments
 
 _LOOK_S = 0.1
 _STOP_S = 20.0
+_LONGEST = 2048  # tokens, of a server that nobody has set a limit for
 _CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
 
 
@@ -41,13 +46,30 @@ def key_of(settings: ServeSettings) -> str | None:
     return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
 
 
+def shortened(asking: VerifyArguments, console: Console) -> int | None:
+    """Return a --max-model-len that prompts reach within seconds, for a model that has a longer one
+    and where nobody asked for any.
+    """
+    if not asking.may_be_shortened:
+        return None
+    try:
+        folder = fetch(asking.serve, console).model.path
+        folder = model_folder(folder) if is_gguf(folder) else folder
+        config = json.loads((folder / "config.json").read_text())
+    except (SurestepError, OSError, ValueError):
+        return None  # the server tells what is wrong with it
+    own = config.get("text_config", config).get("max_position_embeddings") or 0
+    return _LONGEST if own > _LONGEST else None
+
+
 @contextlib.asynccontextmanager
-async def started(asking: VerifyArguments) -> AsyncIterator[ServerUnderTest]:
+async def started(
+    settings: ServeSettings, arguments: Sequence[str]
+) -> AsyncIterator[ServerUnderTest]:
     """Run `surestep serve` with these arguments in its own process, ended with the context.
 
     The server owns the console until it is ready. Raise Unavailable, InvalidRequest.
     """
-    settings, arguments = asking.serve, asking.arguments
     if settings.ssl_cert_reqs >= _CLIENT_CERTIFICATES_NEEDED:
         raise InvalidRequest("--ssl-cert-reqs 2: this command has no certificate to show")
     port = str(settings.port) if "port" in settings.model_fields_set and settings.port else ""
