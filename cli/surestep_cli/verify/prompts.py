@@ -59,7 +59,7 @@ _TOOLS = {
 _PARAMETER_TOKENS = 24
 # What may stand in the body of a request whose greedy tokens are the model's likeliest ones.
 _PLAIN = {"prompt", "ignore_eos", "max_tokens", "model", "seed", "temperature", "speculative"}
-_CROWD, _SAMPLES = 64, 8  # as in vllm-project/vllm#45100
+_CROWD, _FIRST, _SAMPLES = 64, 16, 8  # as in vllm-project/vllm#45100
 LEFT = range(17, 33, 2)  # tokens between a prompt and max_model_len, as in #36917
 _MOST_BYTES = 64 << 20
 _SHOWN = 40  # characters of a prompt that stand for it
@@ -111,7 +111,10 @@ def ban(prompt: VerifyPrompt, token_ids: Iterable[int]) -> VerifyPrompt:
 
 
 def crowd(max_tokens: int) -> list[VerifyPrompt]:
-    """Return 64 prompts of 8 samples each, which end at different times."""
+    """Return 64 prompts of 8 samples each, which end at different times.
+
+    The first ones are long: they hold their slots when another client comes.
+    """
     return [
         VerifyPrompt(
             f"crowd {i}",
@@ -121,7 +124,7 @@ def crowd(max_tokens: int) -> list[VerifyPrompt]:
                 "n": _SAMPLES,
                 "ignore_eos": True,
                 "user": "crowd",
-                "max_tokens": max_tokens // 2 + i * max_tokens // _CROWD,
+                "max_tokens": 3 * max_tokens if i < _FIRST else max_tokens // 2 + i % max_tokens,
             },
         )
         for i in range(_CROWD)
