@@ -99,8 +99,8 @@ def served_from(folder: Path) -> list[psutil.Process]:
 
 def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    words = (*DRAFTS, "--json", "--report", str(path), "--temperature", "0.8", "--quick")
-    words += ("--reference", "transformers")
+    words = [*DRAFTS, "--json", "--report", str(path), "--temperature", "0.8", "--quick"]
+    words += ["--reference", "transformers"]
     status, out, err = verify(tiny_model, tmp_path, *words, variables=PACE)
     assert status == 0, err
     report = json.loads(out)

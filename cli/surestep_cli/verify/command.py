@@ -27,10 +27,10 @@ from surestep_cli.terminal.output import write_file
 from .cases import Sampling
 from .faults import LocalServer
 from .options import VerifyArguments
-from .prompts import built_in, parameters, read_prompts
+from .prompts import built_in, parameters, prepared, read_prompts
 from .report import Question, Verdict, VerifyReport
-from .run import About, Findings, Plan, Tell, Verification, about, prepared
-from .server import ServerUnderTest, key_of, shortened, started
+from .run import Findings, Plan, Tell, Verification
+from .server import About, ServerUnderTest, about, key_of, shortened, started
 from .show import show, to_html
 
 _MOST_AT_ONCE = 32
@@ -99,6 +99,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
             temperature=options.temperature or known.temperature or 1.0,
             speculation=_speculates(speculative_config),
             at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
+            most_open=max(1, asking.serve.max_concurrent_requests - len(prompts)),
             faults=options.faults if local is not None else (),
             quick=options.quick,
             reference=options.reference,
@@ -178,6 +179,8 @@ def _notes(
             f"No --max-model-len was asked for: {limit} tokens were taken, so that prompts run "
             "into it within seconds."
         )
+    if asking.adds_tools:
+        yield "No --tool-call-parser was asked for: hermes was taken, so that a tool can be called."
     windows = found.counts.drafts.windows
     if not windows and asking.options.url is None:
         yield (

@@ -20,7 +20,7 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import writable
 
 from .faults import FAULTS
-from .oracle import TRANSFORMERS
+from .reference import TRANSFORMERS
 
 _PROGRAM = "surestep verify"
 _REPORTS = (".json", ".html")

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-from surestep_common.errors import InvalidRequest, NotFound, SurestepError, Unavailable
+from surestep_common.errors import SurestepError, Unavailable
 
-from surestep_cli.api.responses import model_card
-from surestep_cli.api.sessions import open_session
-
-from .answers import Answer, ask, get, post_json
+from .answers import Answer, ask
 from .cases import Difference, DifferencePosition
-from .prompts import BANNED, COMPLETIONS, GRAMMAR, LIKELIEST, VerifyPrompt
+from .prompts import BANNED, GRAMMAR, LIKELIEST, VerifyPrompt
+from .reference import TRANSFORMERS, Reader, ReadToken, reader_of, reading, rows_of
 from .report import Check, Verdict
 
-TRANSFORMERS = "transformers"
 _MOST_REGRET = 0.5  # nats between the likeliest token and the one that was taken; rounding is less
 _MEAN_REGRET = 0.05
 _MOST_DRIFT = 0.5  # nats between the log-probability of a token when generated and when read
@@ -126,21 +122,6 @@ class Answered(NamedTuple):
         return self.answer.choices[0].token_ids
 
 
-class ReadToken(NamedTuple):
-    """A token of a text that a model has read: its log-probability, and the best one there."""
-
-    logprob: float
-    best: float
-
-    @property
-    def regret(self) -> float:
-        """By how much another token was likelier, nats."""
-        return self.best - self.logprob
-
-
-Reader = Callable[[Sequence[int], Sequence[int]], Coroutine[Any, Any, list[ReadToken]]]
-
-
 class Oracle:
     """Looks at tokens that no parameter has shaped, and at the form of the other answers."""
 
@@ -168,7 +149,7 @@ class Oracle:
             return found
         with contextlib.suppress(Unavailable):
             found.append(await self._reread())
-        async with _reader(reference, self._session, self._model) as read:
+        async with reader_of(reference, self._session, self._model) as read:
             name = "reference " + (reference if reference == TRANSFORMERS else reference[:60])
             found.append(
                 await self._read_by(read, name) if read else await self._by_file(reference)
@@ -180,7 +161,7 @@ class Oracle:
         and not what it had answered to another prompt.
         """
         name = "answers fed back as prompts"
-        read = _reading(self._session, self._model)
+        read = reading(self._session, self._model)
         try:
             check = await self._read_by(read, name)
             if check.verdict is Verdict.EQUAL:
@@ -242,7 +223,7 @@ class Oracle:
 
     async def _by_file(self, path: str) -> Check:
         """Ask the prompts of a file, with and without speculation."""
-        rows = _rows(Path(path))
+        rows = rows_of(Path(path))
         wrong = []
         for prompt, expected in rows:
             for options in ({}, {"speculative": {"num_tokens": 0}}):
@@ -322,98 +303,3 @@ def _obeyed(answered: Sequence[Answered]) -> Iterator[Check]:
         yield Check("parameters", Verdict.DIFFERENT, f"not obeyed: {', '.join(broken)}")
     else:
         yield Check("parameters", Verdict.EQUAL, f"{count} parameters are obeyed")
-
-
-@contextlib.asynccontextmanager
-async def _reader(
-    reference: str, session: aiohttp.ClientSession, model: str
-) -> AsyncIterator[Reader | None]:
-    """Yield what reads texts; None for a file."""
-    if reference == TRANSFORMERS:
-        yield await _by_transformers(session, model)
-    elif "://" in reference:
-        timeout = aiohttp.ClientTimeout(total=600)
-        async with open_session(reference, timeout=timeout) as other:
-            name = model_card(await get(other, "v1/models"))["id"]
-            yield _reading(other, name)
-    else:
-        yield None
-
-
-def _reading(session: aiohttp.ClientSession, model: str) -> Reader:
-    """Return a reader that asks a server for the log-probabilities of a prompt."""
-
-    async def read(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[ReadToken]:
-        body = {"model": model, "prompt": [*prompt_ids, *token_ids], "temperature": 0}
-        body |= {"max_tokens": 1, "prompt_logprobs": 1}
-        reply = await post_json(session, COMPLETIONS, body)
-        try:
-            rows = reply["choices"][0]["prompt_logprobs"][len(prompt_ids) :]
-            pairs = zip(rows, token_ids, strict=True)
-            return [
-                ReadToken(row[str(token)]["logprob"], max(e["logprob"] for e in row.values()))
-                for row, token in pairs
-            ]
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise Unavailable("the server does not tell prompt_logprobs") from error
-
-    return read
-
-
-async def _by_transformers(session: aiohttp.ClientSession, model: str) -> Reader:
-    """Return a reader that computes with transformers, in float32, from the served checkpoint."""
-    folder = Path(model_card(await get(session, "v1/models"), model).get("root") or "")
-    if not (folder / "config.json").is_file():
-        raise NotFound(f"--reference transformers: the checkpoint {folder} is not on this machine")
-    try:
-        loaded = await asyncio.to_thread(_loaded, folder)
-    except (ImportError, OSError, ValueError, KeyError) as error:
-        raise InvalidRequest(f"--reference transformers cannot load {folder}: {error}") from error
-
-    async def read(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[ReadToken]:
-        return await asyncio.to_thread(_read, loaded, list(prompt_ids), list(token_ids))
-
-    return read
-
-
-def _loaded(folder: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM, logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    packed = {"gguf_file": "model.gguf"} if (folder / "model.gguf").exists() else {}
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **packed)
-    return loaded.eval()
-
-
-def _read(loaded: Any, prompt_ids: list[int], token_ids: list[int]) -> list[ReadToken]:
-    import torch
-
-    with torch.inference_mode():
-        logits = loaded(torch.tensor([prompt_ids + token_ids])).logits[0, len(prompt_ids) - 1 : -1]
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-    return [
-        ReadToken(*pair) for pair in zip(chosen.tolist(), logprobs.amax(-1).tolist(), strict=True)
-    ]
-
-
-def _rows(path: Path) -> list[tuple[VerifyPrompt, list[int]]]:
-    """Return the prompts of a reference file and their tokens. Raise InvalidRequest."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                prompt, ids = row["prompt"], [int(token) for token in row["token_ids"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidRequest(
-                    f"{path.name}:{number} is no reference: an object with `prompt` and `token_ids`"
-                ) from error
-            rows.append(
-                (VerifyPrompt(f"{path.name}:{number}", COMPLETIONS, {"prompt": prompt}), ids)
-            )
-    if not rows:
-        raise InvalidRequest(f"{path} holds no reference")
-    return rows

@@ -145,6 +145,24 @@ def near_limit(text_ids: Sequence[int], max_model_len: int) -> list[VerifyPrompt
     ]
 
 
+def prepared(
+    prompts: Sequence[VerifyPrompt], model: str, max_tokens: int = 16
+) -> list[VerifyPrompt]:
+    """Return the prompts for a model, each with a maximum length."""
+    limits = ("max_tokens", "max_completion_tokens")
+    return [
+        replace(
+            prompt,
+            body={
+                **({} if any(prompt.body.get(n) for n in limits) else {"max_tokens": max_tokens}),
+                **prompt.body,
+                "model": model,
+            },
+        )
+        for prompt in prompts
+    ]
+
+
 def read_prompts(path: Path) -> list[VerifyPrompt]:
     """Return a file's prompts, one a line: text, or JSON objects if its name ends in .jsonl.
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
-from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.errors import InvalidRequest
 
-from surestep_cli.api.metrics import Metrics
-from surestep_cli.api.responses import model_card
-
-from .answers import Answer, ask, get, get_text
+from .answers import Answer, ask
 from .cases import (
     ALONE,
     CROWD,
@@ -31,8 +28,9 @@ from .cases import (
 from .counters import Counts, Meter
 from .faults import COMPANIES, FaultInjection, LocalServer
 from .oracle import Answered, Oracle, explain
-from .prompts import BANNED, VerifyPrompt, ban, crowd, near_limit
+from .prompts import BANNED, VerifyPrompt, ban, crowd, near_limit, prepared
 from .report import Check, FaultResult
+from .server import About
 
 _WARM_UP_TOKENS = 2
 _WARM_UP_SALT = "warm-up"  # the reference shall not find its prompt computed
@@ -67,21 +65,13 @@ class Findings(NamedTuple):
     skipped: dict[str, str]
 
 
-class About(NamedTuple):
-    """The server's facts about itself."""
-
-    model: str
-    temperature: float | None  # default of requests, None if that is 0 or unknown
-    max_model_len: int | None
-    is_surestep: bool
-
-
 class Plan(NamedTuple):
     """What to run. `speculation`: whether there is any to compare with none."""
 
     temperature: float
     speculation: bool
     at_once: int
+    most_open: int  # requests that the server takes, besides those of another client
     faults: Sequence[str]
     quick: bool
     reference: str | None
@@ -120,8 +110,8 @@ class Verification:
     @property
     def num_answers(self) -> int:
         """Answers of the cases about the main prompts, as far as it is known."""
-        each = len(self._main.prompts) * len(self._modes)
-        return each * (2 * (self._plan.rounds + 1) + len(Sampling) * len(self._plan.faults))
+        times = 2 * (self._plan.rounds + 1) + len(Sampling) * len(self._plan.faults)
+        return len(self._main.prompts) * len(self._modes) * times
 
     async def run(self, server: LocalServer | None) -> Findings:
         """Run all cases. Raise SurestepError when there is no reference to compare with."""
@@ -152,7 +142,7 @@ class Verification:
         for index, prompt in enumerate(self._main.prompts):
             short: dict[str, Any] = {"max_tokens": _WARM_UP_TOKENS, "max_completion_tokens": None}
             short |= {"min_tokens": 0, "cache_salt": _WARM_UP_SALT}
-            options = self._options(prompt, index, Sampling.GREEDY, speculation=False) | short
+            options = self._options(prompt, index, Sampling.GREEDY, False) | short
             answer = await ask(self._session, prompt, options)
             if answer.failure is None:
                 first = answer.choices[0].token_ids
@@ -242,10 +232,7 @@ class Verification:
         seconds = (time.monotonic() - began) * longest / _PROBE * max(1, longest / _LONG / 2)
         if seconds <= _MOST_S:
             return None
-        return (
-            f"a prompt of {longest} tokens would take {seconds:.0f} s; a smaller --max-model-len "
-            "would show it"
-        )
+        return f"a prompt of {longest} tokens would take {seconds:.0f} s: shorten --max-model-len"
 
     async def _crowded(self) -> None:
         """Ask 64 prompts of 8 samples each (#45100), and while they fill every slot the main
@@ -255,10 +242,8 @@ class Verification:
         tokens = _QUICK_CROWD_TOKENS if self._plan.quick else _CROWD_TOKENS
         asked = self._sets[CROWD]
         asked.prompts = prepared(crowd(tokens), self._known.model)
-        gate, self._gate = (
-            self._gate,
-            asyncio.Semaphore(min(_CROWD_AT_ONCE, 2 * self._plan.at_once)),
-        )
+        gate = self._gate
+        self._gate = asyncio.Semaphore(min(_CROWD_AT_ONCE, self._plan.most_open))
         alone = await self._at_once(asked, Sampling.SAMPLED, speculation=False)
         _raise_lost(alone)
         asked.references[Sampling.SAMPLED] = alone
@@ -282,8 +267,8 @@ class Verification:
             others = tasks.create_task(self._newcomers(mode))
         lap = await self._meter.lap()
         self._gate = gate
-        windows = lap.drafts.windows
-        self._judge(Case(Sampling.SAMPLED, CROWD, mode), asked, [crowd_task.result()], windows)
+        case = Case(Sampling.SAMPLED, CROWD, mode)
+        self._judge(case, asked, [crowd_task.result()], lap.drafts.windows)
         self._judge(Case(Sampling.SAMPLED, NEWCOMERS, mode), self._main, [others.result()])
         if not self._known.is_surestep:
             self._skipped[NEWCOMERS] = "a server of another kind does not count them as ours does"
@@ -292,21 +277,15 @@ class Verification:
 
     async def _newcomers(self, mode: bool) -> list[Answer]:
         """Ask the main prompts as another client, past the gate."""
-        async with asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(
-                    ask(
-                        self._session,
-                        prompt,
-                        {
-                            **self._options(prompt, index, Sampling.SAMPLED, speculation=mode),
-                            "user": "newcomer",
-                        },
-                    )
-                )
-                for index, prompt in enumerate(self._main.prompts)
-            ]
-        return [task.result() for task in asked]
+        made = (
+            ask(
+                self._session,
+                prompt,
+                {**self._options(prompt, i, Sampling.SAMPLED, mode), "user": "newcomer"},
+            )
+            for i, prompt in enumerate(self._main.prompts)
+        )
+        return await asyncio.gather(*made)
 
     async def _hurt(self, name: str, server: LocalServer) -> FaultResult:
         """Run every prompt in every way at once, with a fault in the middle."""
@@ -369,7 +348,7 @@ class Verification:
         return [task.result() for task in answers]
 
     def _options(
-        self, prompt: VerifyPrompt, index: int, sampling: Sampling, *, speculation: bool
+        self, prompt: VerifyPrompt, index: int, sampling: Sampling, speculation: bool
     ) -> dict[str, Any]:
         temperature = self._plan.temperature
         return options_of(prompt, index, sampling, speculation=speculation, temperature=temperature)
@@ -384,7 +363,7 @@ class Verification:
         heard: Callable[[int], None] = lambda tokens: None,
         counts: bool = True,
     ) -> Answer:
-        options = self._options(prompt, index, sampling, speculation=speculation)
+        options = self._options(prompt, index, sampling, speculation)
         async with self._gate:
             answer = await ask(self._session, prompt, options, heard)
         self._tell("", int(counts))
@@ -398,9 +377,9 @@ class Verification:
 
     async def _look(self) -> list[Check]:
         self._tell("looking at the tokens themselves", 0)
+        prompts, found = self._main.prompts, self._main.references
         greedy, sampled = (
-            [Answered(*pair) for pair in zip(self._main.prompts, answers, strict=True)]
-            for answers in (self._main.references[s] for s in Sampling)
+            [Answered(*pair) for pair in zip(prompts, found[s], strict=True)] for s in Sampling
         )
         oracle = Oracle(self._session, self._known.model, greedy, sampled)
         return await oracle.checks(self._plan.reference)
@@ -411,7 +390,7 @@ class Verification:
             for index, difference in result.differences[:_MOST_EXPLAINED]:
                 self._tell("looking at what differs", 0)
                 sampling, prompt = result.case.sampling, asked.prompts[index]
-                options = self._options(prompt, index, sampling, speculation=False)
+                options = self._options(prompt, index, sampling, False)
                 reference = asked.references[sampling][index]
                 await explain(self._session, prompt, options, reference, difference)
 
@@ -419,33 +398,3 @@ class Verification:
 def _raise_lost(answers: Sequence[Answer]) -> None:
     if lost := [answer.failure for answer in answers if answer.failure is not None]:
         raise InvalidRequest(f"nothing to compare with, the reference failed: {lost[0]}")
-
-
-async def about(session: aiohttp.ClientSession, name: str | None) -> About:
-    """Describe the model called `name`, or the first one. Raise Unavailable and InvalidRequest."""
-    card = model_card(await get(session, "v1/models"), name)
-    defaults = card.get("default_sampling_params") or {}
-    try:
-        ours = "surestep:steps_total" in Metrics(await get_text(session, "metrics"))
-    except SurestepError:
-        ours = False
-    longest = card.get("max_model_len")
-    return About(card["id"], defaults.get("temperature") or None, longest, ours)
-
-
-def prepared(
-    prompts: Sequence[VerifyPrompt], model: str, max_tokens: int = 16
-) -> list[VerifyPrompt]:
-    """Return the prompts for a model, each with a maximum length."""
-    limits = ("max_tokens", "max_completion_tokens")
-    return [
-        replace(
-            prompt,
-            body={
-                **({} if any(prompt.body.get(n) for n in limits) else {"max_tokens": max_tokens}),
-                **prompt.body,
-                "model": model,
-            },
-        )
-        for prompt in prompts
-    ]

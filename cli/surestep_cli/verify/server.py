@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 from rich.console import Console
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
@@ -19,11 +20,14 @@ from surestep_common.gguf import is_gguf, model_folder
 
 from surestep_cli.api.http import call
 from surestep_cli.api.keys import one_key
+from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.responses import model_card
 from surestep_cli.serve.fetch import fetch
 from surestep_cli.serve.ports import free_addresses
 from surestep_cli.serve.wiring import public_url
 from surestep_cli.settings.serve_settings import ServeSettings
 
+from .answers import get, get_text
 from .options import VerifyArguments
 
 _LOOK_S = 0.1
@@ -39,6 +43,15 @@ class ServerUnderTest(NamedTuple):
     api_key: str | None
     certificate: Path | None = None
     pid: int | None = None
+
+
+class About(NamedTuple):
+    """The server's facts about itself."""
+
+    model: str
+    temperature: float | None  # default of requests, None if that is 0 or unknown
+    max_model_len: int | None
+    is_surestep: bool
 
 
 def key_of(settings: ServeSettings) -> str | None:
@@ -60,6 +73,18 @@ def shortened(asking: VerifyArguments, console: Console) -> int | None:
         return None  # the server tells what is wrong with it
     own = config.get("text_config", config).get("max_position_embeddings") or 0
     return _LONGEST if own > _LONGEST else None
+
+
+async def about(session: aiohttp.ClientSession, name: str | None) -> About:
+    """Describe the model called `name`, or the first one. Raise Unavailable and InvalidRequest."""
+    card = model_card(await get(session, "v1/models"), name)
+    defaults = card.get("default_sampling_params") or {}
+    try:
+        ours = "surestep:steps_total" in Metrics(await get_text(session, "metrics"))
+    except SurestepError:
+        ours = False
+    longest = card.get("max_model_len")
+    return About(card["id"], defaults.get("temperature") or None, longest, ours)
 
 
 @contextlib.asynccontextmanager
