@@ -124,7 +124,7 @@ def crowd(max_tokens: int) -> list[VerifyPrompt]:
                 "n": _SAMPLES,
                 "ignore_eos": True,
                 "user": "crowd",
-                "max_tokens": 3 * max_tokens if i < _FIRST else max_tokens // 2 + i % max_tokens,
+                "max_tokens": 4 * max_tokens if i < _FIRST else max_tokens // 2 + i % max_tokens,
             },
         )
         for i in range(_CROWD)

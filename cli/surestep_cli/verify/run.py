@@ -36,7 +36,7 @@ _WARM_UP_TOKENS = 2
 _WARM_UP_SALT = "warm-up"  # the reference shall not find its prompt computed
 _MOST_EXPLAINED = 5  # differences of a case
 _CROWD_TOKENS, _QUICK_CROWD_TOKENS = 8, 4
-_FULL = 0.1  # of all tokens of the crowd have come: every slot is taken
+_FULL = 2  # tokens that each slot has had: all of them are taken
 _CROWD_AT_ONCE = 64
 _LONG = 2048  # tokens of a prompt that always is computed within seconds
 _PROBE = 512  # tokens, from which the seconds for a longer prompt are estimated
@@ -250,7 +250,7 @@ class Verification:
         await self._meter.lap()
         mode = self._modes[-1]
         self._tell("64 prompts x 8 samples, and other clients", 0)
-        full, left = asyncio.Event(), int(_FULL * sum(answer.num_tokens for answer in alone))
+        full, left = asyncio.Event(), _FULL * self._known.num_slots
 
         def heard(tokens: int) -> None:
             nonlocal left

@@ -52,6 +52,7 @@ class About(NamedTuple):
     temperature: float | None  # default of requests, None if that is 0 or unknown
     max_model_len: int | None
     is_surestep: bool
+    num_slots: int = 0  # requests that run at once; 0 = unknown
 
 
 def key_of(settings: ServeSettings) -> str | None:
@@ -80,11 +81,12 @@ async def about(session: aiohttp.ClientSession, name: str | None) -> About:
     card = model_card(await get(session, "v1/models"), name)
     defaults = card.get("default_sampling_params") or {}
     try:
-        ours = "surestep:steps_total" in Metrics(await get_text(session, "metrics"))
+        metrics = Metrics(await get_text(session, "metrics"))
     except SurestepError:
-        ours = False
+        metrics = Metrics("")
+    ours, slots = "surestep:steps_total" in metrics, int(metrics.total("surestep:slots"))
     longest = card.get("max_model_len")
-    return About(card["id"], defaults.get("temperature") or None, longest, ours)
+    return About(card["id"], defaults.get("temperature") or None, longest, ours, slots)
 
 
 @contextlib.asynccontextmanager
