@@ -41,7 +41,8 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     engine = Engine(settings, lambda state: server.set_serving(state == scheduler_pb2.SERVING))
     tracer = open_tracer(settings, "surestep-scheduler")
     async with asyncio.TaskGroup() as tasks:
-        owners = CacheOwners(settings.grpc_api_key, shared=settings.share_prefix_cache_between_keys)
+        keys = _keys(settings)
+        owners = CacheOwners(keys, shared=settings.share_prefix_cache_between_keys)
         service = SchedulerService(engine, settings.scheduler_listen, tracer, owners)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc
@@ -73,13 +74,17 @@ def _server(settings: SchedulerSettings) -> Server:
             "vllm.grpc.engine on %s takes requests from anyone who reaches it",
             settings.scheduler_listen,
         )
-    keys = [key.get_secret_value() for key in settings.grpc_api_key]
     return Server(
         [_OURS, _VLLMS],
-        dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), keys),
+        dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), _keys(settings)),
         public=_FOR_ROUTERS if settings.vllm_grpc_public else (),
         max_message_bytes=MAX_REQUEST_BYTES,
     )
+
+
+def _keys(settings: SchedulerSettings) -> list[str]:
+    """Return the keys of gRPC clients."""
+    return [key.get_secret_value() for key in settings.grpc_api_key]
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -18,6 +18,7 @@ from surestep_cli.api.responses import DONE, payload_of
 from .prompts import VerifyPrompt
 
 _FAILURE_CHARACTERS = 300
+_REFUSALS = (400, 404, 422, 501)
 _OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the delta of a chat
 
 
@@ -28,6 +29,8 @@ class Choice:
     """
 
     token_ids: list[int] = field(default_factory=list)
+    text: str = ""  # of a chat: its content
+    called: bool = False  # a tool
     finish_reason: str | None = None
     alternatives: list[list[tuple[str, float]]] = field(default_factory=list)
 
@@ -36,9 +39,11 @@ class Choice:
 class Answer:
     """All sequences of a request by index. Times are those of time.monotonic."""
 
+    prompt_ids: list[int] = field(default_factory=list)
     choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
     failure: str | None = None
+    refused: bool = False  # before anything was computed, as a mistake of the request
     done: bool = False
     has_text: bool = False
 
@@ -76,8 +81,11 @@ class Answer:
         new = piece.get("token_ids") or []
         said = piece.get("delta") or {}
         self.has_text |= bool(piece.get("text") or any(said.get(name) for name in _OUTPUT))
+        self.prompt_ids = piece.get("prompt_token_ids") or self.prompt_ids
         choice = self.choices[piece.get("index", 0)]
         choice.token_ids += new
+        choice.text += piece.get("text") or said.get("content") or ""
+        choice.called |= bool(said.get("tool_calls"))
         choice.finish_reason = piece.get("finish_reason") or choice.finish_reason
         choice.alternatives += _alternatives(piece.get("logprobs"))
         if new:
@@ -99,6 +107,7 @@ async def ask(
             if response.status != 200:
                 text = await response.text()
                 answer.fail(f"HTTP {response.status}: {_message_in(text)}")
+                answer.refused = response.status in _REFUSALS
                 return answer
             async for line in response.content:
                 heard(answer.feed(line))
@@ -111,6 +120,19 @@ async def ask(
     elif answer.has_text and not answer.num_tokens:
         answer.fail("the server sends no token ids (return_token_ids), texts alone prove little")
     return answer
+
+
+async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Any:
+    """Return the JSON of a POST. Raise Unavailable."""
+    try:
+        async with session.post(path, json=body) as response:
+            text = await response.text()
+            if response.status != 200:
+                why = _message_in(text)
+                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
+            return json.loads(text)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Unavailable(f"no answer to /{path}: {error or 'too late'}") from error
 
 
 async def get(session: aiohttp.ClientSession, path: str) -> Any:

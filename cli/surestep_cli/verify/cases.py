@@ -22,11 +22,13 @@ class Sampling(StrEnum):
 
 
 ALONE, TOGETHER = "alone", "together"
+LIMIT, CROWD, NEWCOMERS = "at max_model_len", "64 x 8 samples", "newcomers"
+LEAST_ROUNDS, LEAST_TIMED_TOKENS = 3, 256  # below which nothing is said about speed
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to answer all prompts. `company`: ALONE, TOGETHER or "worker FAULT"."""
+    """One way to answer all prompts. `company`: one of the above, or a fault."""
 
     sampling: Sampling
     company: str
@@ -59,15 +61,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of a case. `output_tok_s` is None where a fault makes it meaningless."""
+    """The result of a case. `output_tok_s` by round; none where a speed would mean nothing."""
 
     case: Case
     num_answers: int
     num_equal: int
     differences: list[tuple[int, Difference]]  # with the index of the prompt
     failures: list[str]
-    output_tok_s: float | None
+    output_tok_s: list[float]
     longest_pause_s: float
+    windows: int = 0  # verified meanwhile, by all cases of the same time
 
     @property
     def good(self) -> bool:
@@ -119,25 +122,38 @@ def judge(
     case: Case,
     prompts: Sequence[VerifyPrompt],
     references: Sequence[Answer],
-    answers: Sequence[Answer],
+    rounds: Sequence[Sequence[Answer]],
+    windows: int = 0,
 ) -> CaseResult:
     """Compare the answers of a case with their references."""
     differences, failures = [], []
-    for index, (prompt, old, new) in enumerate(zip(prompts, references, answers, strict=True)):
-        if new.failure is not None:
-            failures.append(f"{prompt.name}: {new.failure}")
-        elif (difference := compare(prompt, old, new)) is not None:
-            differences.append((index, difference))
-    hurt = case.company not in (ALONE, TOGETHER)
+    answers = [answer for each in rounds for answer in each]
+    for answered in rounds:
+        for index, (prompt, old, new) in enumerate(zip(prompts, references, answered, strict=True)):
+            if new.failure is not None:
+                failures.append(f"{prompt.name}: {new.failure}")
+            elif (difference := compare(prompt, old, new)) is not None:
+                differences.append((index, difference))
     return CaseResult(
         case=case,
         num_answers=len(answers),
         num_equal=len(answers) - len(differences) - len(failures),
         differences=differences,
         failures=failures,
-        output_tok_s=None if hurt else speed(answers, together=case.company == TOGETHER),
+        output_tok_s=_speeds(case, rounds),
         longest_pause_s=max((answer.longest_pause_s for answer in answers), default=0.0),
+        windows=windows,
     )
+
+
+def _speeds(case: Case, rounds: Sequence[Sequence[Answer]]) -> list[float]:
+    tokens = min((sum(answer.num_tokens for answer in each) for each in rounds), default=0)
+    if case.company not in (ALONE, TOGETHER):
+        return []
+    if len(rounds) < LEAST_ROUNDS or tokens < LEAST_TIMED_TOKENS:
+        return []
+    speeds = [speed(each, together=case.company == TOGETHER) for each in rounds]
+    return [each for each in speeds if each is not None]
 
 
 def speed(answers: Sequence[Answer], *, together: bool) -> float | None:

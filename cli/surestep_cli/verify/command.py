@@ -26,14 +26,13 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import write_file
 
 from .cases import Sampling
-from .fault_injection import LocalWorkers
-from .html import to_html
+from .faults import LocalServer
 from .options import VerifyArguments
-from .prompts import built_in, read_prompts
+from .prompts import built_in, parameters, prepared, read_prompts
 from .report import Question, Verdict, VerifyReport
-from .run import About, CaseResults, Tell, Verification, about, prepared
-from .server import ServerUnderTest, key_of, started
-from .table import show
+from .run import Findings, Plan, Tell, Verification
+from .server import About, ServerUnderTest, about, key_of, shortened, started
+from .show import show, to_html
 
 _MOST_AT_ONCE = 32
 _NOT_FOUND_OUT = Verdict.NOT_SHOWN.exit_status
@@ -82,59 +81,69 @@ async def _interruptible(work: Any) -> VerifyReport:
 
 async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
     options = asking.options
-    prompts = built_in() if options.prompts is None else read_prompts(options.prompts)
+    given = options.prompts
+    prompts = [*built_in(), *parameters()] if given is None else read_prompts(given)
     speculative_config = _speculative_config(asking)
-    speculates = _speculates(speculative_config)
     began, moment = time.monotonic(), datetime.now(UTC)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=options.patience_s)
+    limit = shortened(asking, console)
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(_server(asking))
+        server = await stack.enter_async_context(_server(asking, limit))
         session = await stack.enter_async_context(
             open_session(
                 server.url, api_key=server.api_key, timeout=timeout, certificate=server.certificate
             )
         )
         known = await about(session, asking.serve.model if options.url is not None else None)
-        temperature = options.temperature or known.temperature or 1.0
-        ready = prepared(prompts, known.model, options.max_tokens)
-        victims = LocalWorkers(session, server.pid) if server.pid is not None else None
+        local = LocalServer(session, server.pid) if server.pid is not None else None
+        plan = Plan(
+            temperature=options.temperature or known.temperature or 1.0,
+            speculation=_speculates(speculative_config),
+            at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
+            most_open=max(1, asking.serve.max_concurrent_requests - len(prompts)),
+            faults=options.faults if local is not None else (),
+            quick=options.quick,
+            reference=options.reference,
+            has_keys=server.api_key is not None,
+        )
         with _progress(console) as (bar, tell):
-            verification = Verification(
-                *(session, ready),
-                temperature=temperature,
-                speculation=speculates,
-                at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
-                tell=tell,
-            )
-            faults = options.faults if victims is not None else ()
-            bar.update(bar.task_ids[0], total=verification.num_answers(len(faults)))
-            found = await verification.run(faults, victims)
+            ready = prepared(prompts, known.model, options.max_tokens)
+            verification = Verification(session, ready, plan, known, tell)
+            bar.update(bar.task_ids[0], total=verification.num_answers)
+            found = await verification.run(local)
     return VerifyReport(
         version=version("surestep"),
         started=moment.isoformat(timespec="seconds"),
         took_s=time.monotonic() - began,
         model=known.model,
         url=api_root(options.url) if options.url is not None else None,
+        is_surestep=known.is_surestep,
         flags=_flags(asking.serve) if options.url is None else {},
         speculative_config=speculative_config,
-        temperature=temperature,
+        speculates=plan.speculation,
+        temperature=plan.temperature,
         questions=[
-            Question(prompt.name, {s: found.references[s][i].num_tokens for s in Sampling})
-            for i, prompt in enumerate(ready)
+            Question(prompt.name, {s: found.main.references[s][i].num_tokens for s in Sampling})
+            for i, prompt in enumerate(found.main.prompts)
         ],
         results=found.results,
         faults=found.faults,
-        drafts=found.drafts,
-        notes=list(_notes(asking, known, found, speculates=speculates)),
+        counts=found.counts,
+        reference_windows=found.reference_windows,
+        checks=found.checks,
+        skipped=found.skipped,
+        notes=list(_notes(asking, known, found, limit)),
     )
 
 
 @contextlib.asynccontextmanager
-async def _server(asking: VerifyArguments) -> AsyncIterator[ServerUnderTest]:
+async def _server(asking: VerifyArguments, limit: int | None) -> AsyncIterator[ServerUnderTest]:
     if asking.options.url is not None:
         yield ServerUnderTest(asking.options.url, key_of(asking.serve))
         return
-    async with started(asking) as server:
+    words = [] if limit is None else ["--max-model-len", str(limit)]
+    words += ["--tool-call-parser", "hermes"] if asking.adds_tools else []
+    async with started(asking.serve, [*asking.arguments, *words]) as server:
         yield server
 
 
@@ -157,7 +166,7 @@ def _flags(settings: ServeSettings) -> dict[str, Any]:
 
 
 def _notes(
-    asking: VerifyArguments, known: About, found: CaseResults, *, speculates: bool
+    asking: VerifyArguments, known: About, found: Findings, limit: int | None
 ) -> Iterator[str]:
     """Yield remarks that a reader of the figures needs."""
     if asking.adds_drafts:
@@ -166,22 +175,30 @@ def _notes(
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 0}\' verifies '
             "without."
         )
-    if not speculates:
-        yield "Speculation is off: company and faults were verified, speculation was not."
-    elif not found.drafts.windows:
+    if limit is not None:
+        yield (
+            f"No --max-model-len was asked for: {limit} tokens were taken, so that prompts run "
+            "into it within seconds."
+        )
+    if asking.adds_tools:
+        yield "No --tool-call-parser was asked for: hermes was taken, so that a tool can be called."
+    windows = found.counts.drafts.windows
+    if not windows and asking.options.url is None:
         yield (
             "No draft was verified: the server speculates not at all, or found no draft worth its "
             "price. --no-adaptive-draft-length always drafts."
         )
     if asking.options.url is not None:
-        yield "A server that runs already is not disturbed: no worker was killed or stopped."
+        yield "A server that runs already is not disturbed: no process was killed or stopped."
         if not known.is_surestep:
             yield (
                 "This server is not Surestep: it may speculate although requests ask for none "
-                "(`speculative`), and then the rows with and without say the same."
+                "(`speculative`). Windows in the reference tell."
             )
-        elif found.drafts.windows:
+        elif windows:
             yield "Figures of drafts are those of all clients of the server in that time."
+    for name, why in found.skipped.items():
+        yield f"Left out: {name}: {why}"
 
 
 @contextlib.contextmanager

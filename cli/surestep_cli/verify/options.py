@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import writable
 
 from .faults import FAULTS
+from .reference import TRANSFORMERS
 
 _PROGRAM = "surestep verify"
 _REPORTS = (".json", ".html")
@@ -30,15 +32,17 @@ Usage: surestep verify [MODEL] [FLAG ...]
        surestep verify --url URL [NAME] [FLAG ...]
 
 Start the server that `surestep serve` would start with these flags, and see whether speculation,
-company and lost workers change a single token. Exit status: 0 every token is equal, 1 one is not or
-a request was lost, 2 it could not be found out.
+company, preemption and lost processes change a single token, and whether the tokens are the
+model's. Exit status: 0 every token is equal, 1 one is not or a request was lost, 2 it could not be
+found out: too little was drafted, killed or met the limit.
 
 """
 _MORE = """\
 
 All other flags are those of `surestep serve`: see `surestep serve --help`. Where they ask for no
-speculation, n-gram drafts are added, for there would be nothing to verify. With --url only NAME (of
-the model) and --api-key or --api-key-file may stand beside these.
+speculation, n-gram drafts are added, for there would be nothing to verify; without --max-model-len,
+2048 tokens are the limit of models that have a longer one. With --url only NAME (of the model) and
+--api-key or --api-key-file may stand beside these.
 """
 
 
@@ -55,7 +59,7 @@ class VerifyOptions(Settings):
     prompts: FilePath | None = Field(
         default=None,
         description="prompts, one a line; in a .jsonl file bodies of OpenAI requests; "
-        "none = six of our own",
+        "none = fourteen of our own",
     )
     max_tokens: int = Field(
         default=64, ge=2, description="tokens generated where a prompt's body does not say"
@@ -66,7 +70,17 @@ class VerifyOptions(Settings):
         description="of sampled answers where a prompt does not say; none = the model's own, or 1",
     )
     faults: Names = Field(
-        default=tuple(FAULTS), description="what happens to a worker in mid-stream; none = nothing"
+        default=tuple(FAULTS),
+        description="what happens in mid-stream: a worker is killed or stopped, the scheduler or a "
+        "supervisor is killed; none = nothing",
+    )
+    reference: str | None = Field(
+        default=None,
+        description="what greedy tokens are held against: transformers (with the served "
+        "checkpoint), the URL of another server, or a .jsonl file of `prompt` and `token_ids`",
+    )
+    quick: CliImplicitFlag[bool] = Field(
+        default=False, description="one round in place of three: tokens, and nothing about speed"
     )
     patience_s: float = Field(
         default=120.0, gt=0, description="seconds without a token after which a request is lost"
@@ -83,6 +97,17 @@ class VerifyOptions(Settings):
         if unknown := [name for name in wanted if name not in FAULTS]:
             raise ValueError(f"no such fault as {', '.join(unknown)}: {', '.join(FAULTS)} or none")
         return wanted
+
+    @field_validator("reference")
+    @classmethod
+    def _can_be_read(cls, reference: str | None) -> str | None:
+        if (
+            reference in (None, TRANSFORMERS)
+            or re.match(URL, reference)
+            or Path(reference).is_file()
+        ):
+            return reference
+        raise ValueError(f"neither {TRANSFORMERS}, nor a URL, nor a file: {reference}")
 
     @field_validator("report")
     @classmethod
@@ -108,6 +133,17 @@ class VerifyArguments(NamedTuple):
         if options.url is None and _adds_drafts(serve):
             rest = [*rest, *_DRAFTS]
         return cls(options, serve, rest)
+
+    @property
+    def adds_tools(self) -> bool:
+        """Whether a parser is added, without which nobody can call a tool."""
+        return self.options.url is None and self.serve.tool_call_parser is None
+
+    @property
+    def may_be_shortened(self) -> bool:
+        """Whether nobody has said how long sequences may be."""
+        given = "max_model_len" in self.serve.model_fields_set
+        return self.options.url is None and not given
 
     @property
     def adds_drafts(self) -> bool:

@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.fakes.openai_server import MODEL, WRONG_AT, MadeUpServer, Wrong, serving
+from support.fakes.openai_server import (
+    MODEL,
+    WRONG_AT,
+    AnyServer,
+    MadeUpServer,
+    Pretender,
+    Wrong,
+    next_token,
+    serving,
+)
 from surestep_cli.main import run
 
 pytestmark = pytest.mark.timeout(60)
+EVERYWHERE = {"alone", "together", "at max_model_len", "64 x 8 samples", "newcomers"}
 
 
 class Ran(NamedTuple):
@@ -27,7 +37,7 @@ class Ran(NamedTuple):
         return json.loads(self.out)
 
 
-async def verify(server: MadeUpServer, *words: str, capsys: pytest.CaptureFixture[str]) -> Ran:
+async def verify(server: AnyServer, *words: str, capsys: pytest.CaptureFixture[str]) -> Ran:
     """Runs beside the server, which is on this loop."""
     async with serving(server):
         status = await asyncio.to_thread(run, ["verify", "--url", server.url + "/v1", *words])
@@ -46,15 +56,26 @@ async def test_a_server_that_is_right(capsys: pytest.CaptureFixture[str]) -> Non
     ran = await verify(server, "--json", capsys=capsys)
     report = ran.report
     assert (ran.status, report["verdict"], report["model"]) == (0, "equal", MODEL)
-    assert len(report["cases"]) == 8  # greedy, sampled x alone, together x without, with
-    assert {case["num_equal"] for case in report["cases"]} == {6}
+    # Greedy, sampled x alone, together x without, with; the limit, the crowd and newcomers.
+    assert len(report["cases"]) == 8 + 2 + 2
+    assert all(case["num_equal"] == case["num_answers"] > 5 for case in report["cases"])
+    verdicts = {claim["name"]: claim["verdict"] for claim in report["claims"]}
+    assert verdicts.pop("a lost process costs no request") is None
+    assert set(verdicts.values()) == {"equal"}
+    assert (report["reference_windows"], report["ledger"]["mismatches"]) == (0, 0)
+    assert report["ledger"]["rows"] > 100
+    assert report["preemptions"] > 0
+    assert {"a tool", "grammar", "min_p"} < report["skipped"].keys()  # it does without
+    speed = report["speedup"]["greedy, alone"]
+    assert speed["least"] <= speed["median"] <= speed["most"]
+    assert report["speedup"]["sampled, alone"] is None
     assert report["faults"] == []
     drafts = report["drafts"]
     assert drafts["windows"] > 0
     assert (drafts["drafted"], drafts["accepted"]) == (3 * drafts["windows"], 2 * drafts["windows"])
     assert drafts["acceptance_per_position"] == [1, 1]
     assert report["temperature"] == 0.7
-    assert any("no worker was killed" in note for note in report["notes"])
+    assert any("no process was killed" in note for note in report["notes"])
 
 
 async def test_what_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -65,8 +86,11 @@ async def test_what_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     server = MadeUpServer()
     ran = await verify(server, "--prompts", str(prompts), "--temperature", "2", capsys=capsys)
     assert ran.status == 0
-    asked = [body for body in server.bodies if "cache_salt" not in body]
-    assert len(asked) == 16
+    own_seeds = [body for body in server.bodies if body.get("seed") == 5]
+    asked = [*own_seeds, *(body for body in server.bodies if "messages" in body)]
+    asked = [body for body in asked if "cache_salt" not in body]
+    rounds = 2 * (3 + 1) * 2  # of greedy and sampled answers, alone and together, in both modes
+    assert len(asked) == 2 * (2 + rounds + 1) + 1  # references, a newcomer, and log-probabilities
     for body in asked:
         assert body["return_token_ids"] is body["stream"] is True
         if "messages" in body:
@@ -83,10 +107,10 @@ async def test_what_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("wrong", "gap", "hurt", "meaning"),
     [
-        ("speculation", 1.5, {"alone", "together"}, "no rounding explains"),
-        ("speculation", 0.01, {"alone", "together"}, "near tie"),
-        ("length", 1.5, {"alone", "together"}, "no rounding explains"),
-        ("everything", 1.5, {"alone", "together"}, "does not repeat its own"),
+        ("speculation", 1.5, EVERYWHERE, "no rounding explains"),
+        ("speculation", 0.01, EVERYWHERE, "near tie"),
+        ("length", 1.5, EVERYWHERE, "no rounding explains"),
+        ("everything", 1.5, EVERYWHERE, "does not repeat its own"),
     ],
 )
 async def test_a_server_whose_tokens_differ(
@@ -114,8 +138,8 @@ async def test_a_chat_that_differs(capsys: pytest.CaptureFixture[str], tmp_path:
     assert ran.status == 1
     flat = " ".join(ran.out.split())
     assert "greedy, alone, with speculation: p.jsonl:1 hi, token 6:" in flat
-    assert "Gap of the two best logits there: 1.500 ('a' -0.100 and 'b' -1.600)" in flat
-    assert "DIFFERENT: of 8 answers 4 differ, 0 were lost" in flat
+    assert "Gap of the two best logits there: 1.500 ('a' -0.201 and 'b' -1.701)" in flat
+    assert "DIFFERENT speculation changes no token: of 16 answers 8 differ, 0 were lost" in flat
 
 
 @pytest.mark.parametrize(
@@ -131,7 +155,7 @@ async def test_answers_that_are_lost(
     ran = await verify(MadeUpServer(wrong), capsys=capsys)
     assert ran.status == 1
     assert said in ran.out
-    assert "0 differ, 24 were lost" in ran.out
+    assert "speculation changes no token: of 112 answers 0 differ, 56 were lost" in ran.out
 
 
 async def test_another_reason_to_end_is_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,11 +179,66 @@ async def test_servers_that_cannot_be_compared(
     assert said in ran.err
 
 
-async def test_a_server_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    ran = await verify(MadeUpServer(own=False), capsys=capsys)
-    assert ran.status == 0
+async def test_a_server_that_does_not_say_whether_it_speculates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran = await verify(MadeUpServer(own=False), "--quick", capsys=capsys)
+    assert ran.status == 2
     assert "This server is not Surestep" in ran.out
-    assert "No draft was verified" in ran.out
+    assert "NOT SHOWN speculation changes no token: 0 draft windows were verified" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("salt", "said"),
+    [
+        (False, "all 6 prompts have the same answer"),
+        (True, "is likeliest behind another prompt, too"),
+    ],
+)
+async def test_a_server_without_a_model(
+    salt: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right every time, and it always says the same: nothing that it can be compared with."""
+    ran = await verify(Pretender(salt=salt), "--quick", "--json", capsys=capsys)
+    report = ran.report
+    assert (ran.status, report["verdict"]) == (1, "different")
+    checks = {check["name"]: check for check in report["checks"]}
+    assert checks["parameters"]["verdict"] == "different"
+    assert "3 samples (n)" in checks["parameters"]["detail"]
+    assert any(said in check["detail"] for check in checks.values())
+
+
+async def test_a_server_that_is_wrong_with_and_without_drafts_alike(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nobody but the reference knows."""
+    ids = list(b"one two")
+    right: list[int] = []
+    for _ in range(12):
+        right.append(next_token([*ids, *right]))
+    path = tmp_path / "right.jsonl"
+    path.write_text(json.dumps({"prompt": ids, "token_ids": right}) + "\n")
+    words = ("--reference", str(path), "--quick", "--json")
+    ran = await verify(MadeUpServer(), *words, capsys=capsys)
+    assert ran.status == 0
+    assert "reference right.jsonl: 1 answers are equal" in ran.out
+    ran = await verify(Pretender(), *words, capsys=capsys)
+    assert ran.status == 1
+    assert "right.jsonl:1: token 1 differs" in ran.out
+
+
+async def test_another_server_as_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(MadeUpServer()) as reference:
+        words = ("--reference", reference.url, "--quick", "--json")
+        right = await verify(MadeUpServer(), *words, capsys=capsys)
+        wrong = await verify(Pretender(salt=True), *words, capsys=capsys)
+    assert right.status == 0
+    name = f"reference {reference.url}"
+    (check,) = (each for each in right.report["checks"] if each["name"] == name)
+    assert check["verdict"] == "equal"
+    (check,) = (each for each in wrong.report["checks"] if each["name"] == name)
+    assert check["verdict"] == "different"
+    assert "greedy tokens are not what the model ranks first" in check["detail"]
 
 
 async def test_names_and_addresses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +264,7 @@ async def test_reports(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert json.loads(text)["verdict"] == "different"
     else:
         assert text.startswith("<!doctype html>")
-        assert "DIFFERENT: of 8 answers" in text
+        assert "DIFFERENT: of " in text
         assert "<script" not in text
         assert "http-equiv" not in text
         assert "&lt;script&gt;" in text

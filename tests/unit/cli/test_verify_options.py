@@ -51,8 +51,11 @@ def test_the_default_model_is_verified_with_the_head_that_it_is_served_with() ->
     assert VerifyArguments.of(["--speculative-config", "none"]).adds_drafts
 
 
+FOUR = ("killed", "stopped", "scheduler", "supervisor")
+
+
 def test_faults() -> None:
-    assert VerifyArguments.of(["m"]).options.faults == ("killed", "stopped")
+    assert VerifyArguments.of(["m"]).options.faults == FOUR
     assert VerifyArguments.of(["m", "--faults", "none"]).options.faults == ()
     assert VerifyArguments.of(["m", "--faults", "stopped,stopped"]).options.faults == ("stopped",)
 
@@ -61,6 +64,7 @@ def test_faults() -> None:
     ("words", "said"),
     [
         (["--faults", "burned"], "no such fault as burned"),
+        (["--reference", "/nowhere.jsonl"], "neither transformers, nor a URL, nor a file"),
         (["--report", "x.pdf"], "must end in .json or .html"),
         (["--report", "/nowhere/x.json"], "no file that can be written"),
         (["--prompts", "/nowhere"], "prompts"),

@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from surestep_cli.verify.prompts import CHATS, COMPLETIONS, built_in, read_prompts
+from surestep_cli.verify.prompts import (
+    CHATS,
+    COMPLETIONS,
+    built_in,
+    crowd,
+    near_limit,
+    parameters,
+    read_prompts,
+)
 from surestep_common.errors import InvalidRequest
 
 
@@ -64,6 +72,19 @@ def test_messages_of_any_kind_have_a_name(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"messages": []}\n{"messages": "x"}\n{"messages": [3]}\n')
     assert len(read_prompts(path)) == 3
+
+
+def test_prompts_run_into_the_limit_one_after_the_other() -> None:
+    made = near_limit([1, 2, 3], 64)
+    sizes = {(len(each.body["prompt"]), each.body["max_tokens"]) for each in made}
+    assert len(sizes) >= 8
+    assert {sum(size) for size in sizes} == {64}
+
+
+def test_parameters_are_no_plain_prompts() -> None:
+    assert all(prompt.is_plain for prompt in built_in())
+    assert not any(prompt.is_plain for prompt in parameters())
+    assert not any(prompt.is_plain for prompt in crowd(8))
 
 
 def test_the_built_in_set_runs_to_its_end() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,9 @@ from surestep_cli.api.draft_stats import DraftStats
 from surestep_cli.verify.answers import Answer, Choice
 from surestep_cli.verify.cases import (
     ALONE,
+    CROWD,
+    LIMIT,
+    NEWCOMERS,
     TOGETHER,
     Case,
     DifferencePosition,
@@ -22,11 +26,18 @@ from surestep_cli.verify.cases import (
     judge,
     speed,
 )
-from surestep_cli.verify.faults import ReportedIncident, WorkerRank, descends, strike
-from surestep_cli.verify.html import to_html
+from surestep_cli.verify.counters import Counts
+from surestep_cli.verify.faults import Process, descends, strike
 from surestep_cli.verify.prompts import COMPLETIONS, VerifyPrompt
-from surestep_cli.verify.report import FaultResult, Question, Verdict, VerifyReport
-from surestep_cli.verify.table import rows, show
+from surestep_cli.verify.report import (
+    Check,
+    FaultResult,
+    Question,
+    ReportedIncident,
+    Verdict,
+    VerifyReport,
+)
+from surestep_cli.verify.show import remarks, rows, show, to_html
 from surestep_common.errors import Unavailable
 
 PROMPT = VerifyPrompt("a prompt", COMPLETIONS, {"prompt": "x"})
@@ -69,41 +80,52 @@ def test_a_lost_answer_is_not_equal() -> None:
     lost = answer([1, 2])
     lost.fail("gone")
     good = answer([1, 2], times=[1.0, 1.5])
-    result = judge(Case(Sampling.GREEDY, TOGETHER, True), [PROMPT] * 2, [good] * 2, [good, lost])
+    result = judge(Case(Sampling.GREEDY, TOGETHER, True), [PROMPT] * 2, [good] * 2, [[good, lost]])
     assert (result.num_equal, result.num_answers, result.good) == (1, 2, False)
     assert result.failures == ["a prompt: gone"]
     assert result.longest_pause_s == 0.5
 
 
+COMPANIES = (ALONE, TOGETHER, LIMIT, CROWD, NEWCOMERS, "worker killed")
+LONG = [*range(300)]
+DRAFTS = DraftStats(200, 800, 400, (200, 100, 100, 0))
+
+
 def report(*, problem: str | None = None, wrong: bool = False) -> VerifyReport:
-    """Of one prompt, all cases of greedy ones, one fault."""
+    """Of eight prompts, all cases of greedy ones, one fault."""
     cases = [
-        Case(Sampling.GREEDY, company, mode)
-        for company in (ALONE, TOGETHER, "worker killed")
-        for mode in (False, True)
+        Case(Sampling.GREEDY, company, mode) for company in COMPANIES for mode in (False, True)
     ]
-    good = answer([1, 2, 3], times=[1.0, 1.1, 1.6])
-    fast = answer([1, 2, 3], times=[1.0, 1.1, 1.3])
+    good = answer(LONG, times=[1.0, 1.1, 1.6])
+    fast = answer(LONG, times=[1.0, 1.1, 1.3])
+    rounds = {False: [[good] * 8] * 3, True: [[fast] * 8] * 3}
     results = [
-        judge(case, [PROMPT], [good], [fast if case.speculation else good]) for case in cases
+        judge(case, [PROMPT] * 8, [good] * 8, rounds[case.speculation], 7 * case.speculation)
+        for case in cases
     ]
     if wrong:
-        results[-1] = judge(cases[-1], [PROMPT], [good], [answer([1, 7, 3])])
+        bad = [answer([0, 7, *LONG[2:]]), *[good] * 7]
+        results[-1] = judge(cases[-1], [PROMPT] * 8, [good] * 8, [bad])
     incident = ReportedIncident("worker_exit", "signal SIGKILL", 0.1, 0.9, 1)
-    fault = FaultResult("killed", 0, 77, 1, [incident], problem)
+    fault = FaultResult("killed", 0, 77, 2, 2, [incident], problem)
     return VerifyReport(
         version="1",
         started="2026-01-01T00:00:00+00:00",
         took_s=3.0,
         model="m",
         url=None,
+        is_surestep=True,
         flags={"dtype": "float32"},
         speculative_config={"method": "ngram"},
+        speculates=True,
         temperature=0.5,
         questions=[Question("a prompt", {Sampling.GREEDY: 3, Sampling.SAMPLED: 0})],
         results=results,
         faults=[fault],
-        drafts=DraftStats(2, 8, 4, (2, 1, 1, 0)),
+        counts=Counts(DRAFTS, preemptions=3, rows=500, digests=20),
+        reference_windows=0,
+        checks=[Check("parameters", Verdict.EQUAL, "9 parameters are obeyed")],
+        skipped={},
         notes=["a note"],
     )
 
@@ -115,17 +137,64 @@ def test_verdicts() -> None:
     assert [verdict.exit_status for verdict in Verdict] == [0, 1, 2]
 
 
+def without(whole: VerifyReport, *companies: str) -> VerifyReport:
+    return replace(whole, results=[r for r in whole.results if r.case.company not in companies])
+
+
+NO_WINDOWS = [replace(result, windows=0) for result in report().results]
+FEW = Check("answers fed back", Verdict.NOT_SHOWN, "no prompt_logprobs")
+BAD = Check("different prompts", Verdict.DIFFERENT, "all 6 prompts have the same answer")
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "said"),
+    [
+        ({"counts": Counts(DraftStats(99, 9, 4), 3, 500)}, "not shown", "99 draft windows"),
+        ({"counts": Counts(DraftStats(200, 9, 0), 3, 500)}, "not shown", "0 of 9 drafts"),
+        ({"counts": Counts(DraftStats(200, 9, 9), 3, 500)}, "not shown", "9 of 9 drafts"),
+        ({"counts": Counts(DRAFTS, 0, 500)}, "not shown", "no request was preempted"),
+        ({"counts": Counts(DRAFTS, 3, 99)}, "not shown", "99 rows compared"),
+        ({"counts": Counts(DRAFTS, 3, 500, 20, 1)}, "different", "1 steps contradicted it"),
+        ({"reference_windows": 1}, "not shown", "while the reference was computed"),
+        ({"skipped": {LIMIT: "131072 tokens"}}, "not shown", "131072 tokens"),
+        ({"results": without(report(), LIMIT).results}, "not shown", "0 rows ran into it"),
+        ({"results": NO_WINDOWS}, "not shown", "no draft window was verified there"),
+        ({"checks": []}, "not shown", "nothing could be looked at"),
+        ({"checks": [FEW]}, "not shown", "no prompt_logprobs"),
+        ({"checks": [FEW, BAD]}, "different", "the same answer"),
+        ({"faults": []}, "equal", "nothing was killed"),
+        ({"is_surestep": False}, "equal", "a server of another kind has none"),
+        ({"skipped": {NEWCOMERS: "with API keys"}}, "equal", "with API keys"),
+    ],
+)
+def test_too_little_is_no_proof(changed: dict[str, Any], verdict: str, said: str) -> None:
+    found = replace(report(), **changed)
+    assert found.verdict == verdict
+    assert any(said in claim.evidence for claim in found.claims), found.claims
+    assert found.summary.startswith(verdict.upper())
+
+
 def test_the_table_has_both_ways_side_by_side() -> None:
-    first, _, third, *rest = rows(report())
-    assert first == ("greedy", "alone", "ref.", "1 of 1", "3.3", "6.7", "2.00", "0.50 s")
-    assert third == ("greedy", "worker killed", "1 of 1", "1 of 1", "-", "-", "-", "0.50 s")
-    assert {row[0] for row in rest} == {"sampled"}
+    first, *_, last = (row for row in rows(report()) if row[0] == "greedy")
+    assert first == ("greedy", "alone", "24 of 24", "24 of 24", "7", "0.50 s")
+    assert last == ("greedy", "worker killed", "24 of 24", "24 of 24", "7", "0.50 s")
 
 
 def test_without_speculation_there_is_one_side() -> None:
     whole = report()
     alone = replace(whole, results=[r for r in whole.results if not r.case.speculation])
-    assert next(rows(alone))[3:7] == ("-", "3.3", "-", "-")
+    assert next(rows(alone))[3:5] == ("-", "-")
+
+
+def test_speed_is_told_with_its_spread_or_not_at_all() -> None:
+    told = [line for line in remarks(report()) if line.startswith("Speed")]
+    assert told[0].startswith("Speed, greedy, alone: 2.00 times as fast with drafts (2.00 to 2.00)")
+    assert len(told) == 2  # none beside a fault
+    case, one = Case(Sampling.GREEDY, ALONE, True), answer(LONG, times=[1.0, 1.1])
+    assert judge(case, [PROMPT], [one], [[one]] * 2).output_tok_s == []  # too few rounds
+    few = answer(LONG[:255], times=[1.0, 1.1])
+    assert judge(case, [PROMPT], [few], [[few]] * 3).output_tok_s == []  # too few tokens
+    assert len(judge(case, [PROMPT], [one], [[one]] * 3).output_tok_s) == 3
 
 
 def test_a_pipe_gets_whole_words_and_no_colours() -> None:
@@ -143,14 +212,16 @@ def test_every_form_tells_the_same() -> None:
     document = json.loads(shown.to_json())
     assert document["verdict"] == "different"
     assert document["exit_status"] == 1
-    assert document["speedup"]["greedy, alone"] == pytest.approx(2.0)
+    assert document["speedup"]["greedy, alone"]["median"] == pytest.approx(2.0)
+    assert {claim["verdict"] for claim in document["claims"]} == {"equal", "different"}
+    assert document["ledger"] == {"rows": 500, "digests": 20, "mismatches": 0}
     (difference,) = document["cases"][-1]["differences"]
-    assert difference["place"] == {"choice": 0, "position": 1, "expected": 2, "got": 7}
+    assert difference["place"] == {"choice": 0, "position": 1, "expected": 1, "got": 7}
     assert document["faults"][0]["incidents"][0]["cause"] == "worker_exit"
     assert document["drafts"]["acceptance_per_position"] == [1, 0.5, 0.5, 0]
     html = to_html(shown)
     for text in (
-        "DIFFERENT: of 6 answers 1 differ, 0 were lost",
+        "answers 1 differ, 0 were lost",
         "worker_exit",
         "a note",
         "float32",
@@ -162,8 +233,8 @@ def test_only_processes_of_its_own_are_struck() -> None:
     assert descends(os.getpid(), os.getppid())
     assert not descends(os.getppid(), os.getpid())
     assert not descends(1 << 22, os.getpid())
-    with pytest.raises(Unavailable, match="no process that this command has started"):
-        strike(WorkerRank("s", 0, os.getppid()), signal.SIGKILL, os.getpid())
+    with pytest.raises(Unavailable, match="none that this command has started"):
+        strike(Process("s", 0, os.getppid()), signal.SIGKILL, os.getpid())
 
 
 def test_acceptance_of_nothing() -> None:
