@@ -9,7 +9,7 @@ from typing import Any
 from .language import Json, Language, Rules, fault_in, source_of
 
 _TRIALS = 128  # parts of a schema that are looked at by themselves
-_TRIAL_S = 0.1  # for all of them: a schema that is dear has its fault named, and not its place
+_TRIAL_S = 0.1  # for all of them: of a costly schema the fault is named without its place
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")

@@ -195,8 +195,8 @@ class TextPool:
         return parts
 
     async def _work(self, parts: Parts, caller: str, reply: _Reply) -> None:
-        """Do a job. Its place is held until a process that it has ended is replaced: whoever ends
-        them waits for that, and nobody else.
+        """Do a job. Hold its place until a process that it has ended is replaced: the caller who
+        ends processes waits for new ones, and no other caller does.
         """
         answer: list[bytes] | SurestepError = InternalError("a request could not be prepared")
         try:
