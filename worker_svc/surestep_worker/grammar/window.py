@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
@@ -12,6 +13,14 @@ from surestep_common.errors import InvalidRequest
 from .walk import Walk, Words, allows
 
 _DRAFTING_S = 0.005  # spent on the drafts of a row: no more are added then
+
+
+class Ask(NamedTuple):
+    """What the next window of a request is made of."""
+
+    emitted: Sequence[int]  # tokens that its grammar has not seen
+    drafts: Sequence[int]
+    most: int | None = None  # drafts of the window; None: they are settled, and masked as they are
 
 
 @dataclass(slots=True)

@@ -1,0 +1,15 @@
+"""Grammars of some hundred bytes that take for ever: intersections of many regular expressions."""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher
+
+
+def _intersection(count: int) -> str:
+    return " & ".join(f"/(?s:.*)a{{{i + 1}}}(?s:.*)/" for i in range(count))
+
+
+def costly_to_compile(seed: int) -> str:
+    """Return a grammar that is not compiled in hours. Each seed has another."""
+    source: str = LLMatcher.grammar_from_lark(f"start: T\nT: {_intersection(40 - seed)}")
+    return source
