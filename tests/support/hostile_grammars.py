@@ -13,3 +13,11 @@ def costly_to_compile(seed: int) -> str:
     """Return a grammar that is not compiled in hours. Each seed has another."""
     source: str = LLMatcher.grammar_from_lark(f"start: T\nT: {_intersection(40 - seed)}")
     return source
+
+
+def costly_to_follow(seed: int = 0) -> tuple[str, str]:
+    """Return a grammar that is compiled in a millisecond, and a text behind which no mask is ever
+    computed."""
+    lark = f"start: T\nT: /[yz]*/ | (/[yz]{{20}}/ BB)\nBB: {_intersection(40 - seed)}"
+    source: str = LLMatcher.grammar_from_lark(lark)
+    return source, "yz" * 10

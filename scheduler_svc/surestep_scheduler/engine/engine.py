@@ -11,7 +11,6 @@ from functools import partial
 
 from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
-from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
@@ -126,13 +125,16 @@ class Engine:
         self._wake.set()
         return opened
 
-    async def compile(self, grammar: Grammar) -> None:
-        """Compile a grammar before its request waits for a slot. Raises InvalidRequest.
+    async def compile(self, request: Request) -> None:
+        """Compile a request's grammar before it waits for a slot, if there is room for it there.
 
         While there are no workers nothing is done: they compile it when the request moves in.
+        Raises as `submit` does.
         """
-        if self._group is not None and not self.limits.grammar_fault:
-            await self._group.compile(grammar)
+        state = self._known_state()
+        state.check_room(state.sequence(request, self.clock()), self.clock())
+        if self._group is not None:
+            await self._group.compile(request.sampling.grammar, request.tenant)
 
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""

@@ -30,7 +30,7 @@ from .process import COMPILE_S, took_too_long
 MAX_CACHED_GRAMMARS = 64  # processes that are kept though no request needs them
 _MAX_REFUSED = 256  # grammars that are known to be wrong, or to take too much
 _AT_ONCE = 8  # compilations; the scheduler asks for fewer
-_TIMEOUT_S = 10.0  # of a compilation, from its own beginning: others may have the processors
+_TIMEOUT_S = 30.0  # of a compilation, from its own beginning: others may have the processors
 _FORK_TIMEOUT_S = 30.0  # of reading a tokenizer, for the first one
 _RETRY_AFTER_S = 2.0
 

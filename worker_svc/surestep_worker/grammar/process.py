@@ -31,7 +31,7 @@ from .matcher import matcher_of, tokenizer_of
 from .walk import Walk
 from .window import Ask, Window, make_window, mask_window
 
-COMPILE_S = 3.0  # of processor time
+COMPILE_S = 2.0  # of processor time
 STEP_S = 0.5  # of processor time for the window of a row, and
 _TOKEN_S = 0.001  # for each token that its grammar has not seen
 _SPARE_S, _TOKEN_SHARE_S = 2.0, 0.02  # of processor time for all windows of a request, per token
