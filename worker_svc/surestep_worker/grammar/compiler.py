@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -78,6 +78,7 @@ class Compiler:
         self._refused = OrderedDict[str, SurestepError]()
         self._lock, self._starting = Lock(), Lock()
         self._template: socket.socket | None = None  # of the process that is forked
+        self._end_template: Callable[[], object]
 
     def start(self, source: str) -> Future[Process]:
         """Begin to compile a source, unless it is known already. Who cancels does not wait any more:
@@ -196,7 +197,8 @@ class Compiler:
         with self._starting:
             try:
                 return self._try_fork()
-            except OSError:  # the template was killed
+            except OSError:  # the template has been killed, or hangs
+                self._end_template()
                 self._template = None
                 return self._try_fork()
 
@@ -224,7 +226,7 @@ class Compiler:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(self._command, stdin=theirs.fileno(), env=environ)  # noqa: S603
-        weakref.finalize(self, _end, process, ours)
+        self._end_template = weakref.finalize(self, _end, process, ours)
         return ours
 
 
