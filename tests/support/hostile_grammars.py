@@ -9,9 +9,10 @@ def _intersection(count: int) -> str:
     return " & ".join(f"/(?s:.*)a{{{i + 1}}}(?s:.*)/" for i in range(count))
 
 
-def costly_to_compile(seed: int) -> str:
-    """Return a grammar that is not compiled in hours. Each seed has another."""
-    source: str = LLMatcher.grammar_from_lark(f"start: T\nT: {_intersection(40 - seed)}")
+def costly_to_compile(seed: int, number: int = 0) -> str:
+    """Return a grammar that is not compiled in hours. Each seed and number has another."""
+    lark = f"start: T | /{number}/\nT: {_intersection(40 - seed)}"
+    source: str = LLMatcher.grammar_from_lark(lark)
     return source
 
 

@@ -27,6 +27,7 @@ from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 
 from .process import COMPILE_S, took_too_long
 
+PROGRAM = "surestep_worker.grammar.process"
 MAX_CACHED_GRAMMARS = 64  # processes that are kept though no request needs them
 _MAX_REFUSED = 256  # grammars that are known to be wrong, or to take too much
 _AT_ONCE = 8  # compilations; the scheduler asks for fewer
@@ -71,8 +72,8 @@ class Compiler:
 
     def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
         """The tokenizer.json is read by a process that is started for the first grammar."""
-        command = (sys.executable, "-m", "surestep_worker.grammar.process")
-        self._command = (*command, str(tokenizer), str(vocab_size), *map(str, eos_ids))
+        arguments = (str(tokenizer), str(vocab_size), *map(str, eos_ids))
+        self._command = (sys.executable, "-m", PROGRAM, *arguments)
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="grammar")
         self._jobs = OrderedDict[str, _Job]()
         self._refused = OrderedDict[str, SurestepError]()
