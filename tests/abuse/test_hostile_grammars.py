@@ -76,7 +76,9 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("hostile")
-    model = make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=4096)
+    model = make_tiny_checkpoint(
+        folder / "tiny", "llama", seed=7, tokenizer=True, max_position=4096
+    )
     address = free_address()
     door = ("--scheduler-listen", address, "--grpc-api-key", KEY, "--step-deadline-floor-s", "8")
     with (
@@ -118,7 +120,7 @@ def test_a_grammar_whose_masks_take_for_ever_ends_its_request_alone(served: Serv
     source, _ = costly_to_follow()
     with ThreadPoolExecutor(2) as threads:
         stream = threads.submit(served.gaps, 300)
-        with pytest.raises(InvalidRequest, match="processor time|windows of a step"):
+        with pytest.raises(InvalidRequest, match=r"processor time|windows of a step"):
             served.ask(source, max_tokens=100, min_tokens=90)
         assert stream.result(PATIENCE_S) < GAP_S
     assert served.server.facts().rank_pids == rank

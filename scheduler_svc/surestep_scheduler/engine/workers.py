@@ -25,11 +25,10 @@ from surestep_proto.worker_pb2_grpc import WorkerStub
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Request
 
-from .compilations import Compilations
 from .wire import from_proto
 
 _COMPILE_S = 35.0  # for a rank to compile a grammar; its own limit is shorter
-_RECOMPILE_S = 5.0  # for those of open requests, before the first step
+_RECOMPILE_S = 15.0  # for those of open requests, before the first step
 _MOST_COMPILED = 32  # of which a rank remembers more
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
@@ -52,7 +51,6 @@ class WorkerGroup:
         self._calls: list[Any] = []  # stub types know no aio calls
         self._epoch = 0
         self._compiled = OrderedDict[bytes, None]()  # hashes of grammars, the latest last
-        self._compilations = Compilations()
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
@@ -68,23 +66,25 @@ class WorkerGroup:
                 )
         return list(infos)
 
-    async def compile(self, grammar: Grammar, tenant: str) -> None:
-        """Have rank 0 compile a grammar, when it is its tenant's turn, unless it did lately.
+    async def compile(self, grammar: Grammar) -> bool:
+        """Have rank 0 compile a grammar, unless it did lately. Return False if the rank is lost.
 
-        Raises InvalidRequest if the grammar is wrong or too costly, QueueFull or Unavailable if
-        others keep the rank busy. A rank that is lost or hangs is left to the epoch.
+        Raises InvalidRequest if the grammar is wrong or too costly, Unavailable if there is no time
+        for it.
         """
         key = blake2b(grammar.source.encode(), digest_size=16).digest()
         if key not in self._compiled:
             request = pb.CompileRequest(grammar=grammar)
-            async with self._compilations.turn(tenant):
-                with contextlib.suppress(ConnectionLost, DeadlineExceeded), translate_errors():
+            try:
+                with translate_errors():
                     await self._stubs[0].Compile(request, timeout=_COMPILE_S)
-                    self._compiled[key] = None
-        else:
-            self._compiled.move_to_end(key)
+            except (ConnectionLost, DeadlineExceeded):
+                return False
+        self._compiled[key] = None
+        self._compiled.move_to_end(key)
         if len(self._compiled) > _MOST_COMPILED:
             self._compiled.popitem(last=False)
+        return True
 
     async def recompile(self, requests: Iterable[Request]) -> None:
         """Compile the grammars of requests that go on, before steps would have to wait for them.
@@ -95,7 +95,7 @@ class WorkerGroup:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RECOMPILE_S):
                 await asyncio.gather(
-                    *(self.compile(r.sampling.grammar, r.tenant) for r in guided),
+                    *(self.compile(request.sampling.grammar) for request in guided),
                     return_exceptions=True,
                 )
 

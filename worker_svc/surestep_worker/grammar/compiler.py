@@ -82,10 +82,11 @@ class Compiler:
         self._end_template: Callable[[], object]
 
     def start(self, source: str) -> Future[Process]:
-        """Begin to compile a source, unless it is known already. Who cancels does not wait any more:
-        a compilation for which nobody waits is dropped.
+        """Begin to compile a source, unless it is known already.
 
-        The process is the caller's to ask if only one thread asks. The future has an InvalidRequest
+        A compilation is dropped when all who wait for it have cancelled.
+
+        Only one thread may ask the processes. The future has an InvalidRequest
         for a grammar that is wrong or takes too much, Unavailable where there was no time for it.
         """
         waiter = Future[Process]()
@@ -216,8 +217,10 @@ class Compiler:
         return Process(ours)
 
     def _start_template(self) -> socket.socket:
-        """Start the process that reads the tokenizer. It ends with the thread that does this, one of
-        this compiler's, and with this compiler."""
+        """Start the process that reads the tokenizer.
+
+        It ends with the thread that starts it, one of this compiler's.
+        """
         environ = child_environ(
             {
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
