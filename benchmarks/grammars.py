@@ -24,7 +24,7 @@ import numpy as np
 from llguidance import LLMatcher
 from surestep.client import Client, SamplingParams
 from surestep_proto.sampling_pb2 import Grammar
-from surestep_worker.grammar.compiler import Compiler, tokenizer_of
+from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 from surestep_worker.grammar.walk import Walk
 from tokenizers import Tokenizer
 
@@ -119,10 +119,8 @@ def mask_us(model: Path, text: str, source: str) -> float:
     config = json.loads((model / "config.json").read_text())
     eos = config["eos_token_id"]
     eos_ids = eos if isinstance(eos, list) else [eos]
-    compiler = Compiler(
-        lambda: tokenizer_of(model / "tokenizer.json", config["vocab_size"], eos_ids)
-    )
-    base, spent = Walk(compiler.compile(source), [], eos_ids), 0.0
+    tokenizer = tokenizer_of(model / "tokenizer.json", config["vocab_size"], eos_ids)
+    base, spent = Walk(matcher_of(tokenizer, source), [], eos_ids), 0.0
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
     words = np.zeros(-(-config["vocab_size"] // 32), dtype=np.int32)
     for _ in range(3):

@@ -71,7 +71,8 @@ class WorkerServicer:
 
     def Compile(self, request, context):
         """Compile a grammar ahead of the request that brings it, beside the steps. INVALID_ARGUMENT, with
-        what is wrong with it, or that it takes more time or memory than it may.
+        what is wrong with it, or that it takes more time or memory than it may. UNAVAILABLE when the
+        machine was too busy. A compilation for which no call waits any more is dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

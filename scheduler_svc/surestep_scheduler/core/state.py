@@ -85,14 +85,21 @@ class SchedulerState:
         request = seq.request
         if request.id in self.open:
             raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
-        # A request that has delivered tokens already is not turned away.
-        if not request.emitted_ids and request.id != CANARY:
-            tenant = self.tenants.known(request.tenant)
-            self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
+        self.check_room(seq, now)
         seq.tenant = self.tenants.join(request.tenant, request.weight)
         self.open[request.id] = seq
         self.waiting.add(seq, self.tenants.level)
         return seq
+
+    def check_room(self, seq: Sequence, now: float) -> None:
+        """Raise QueueFull if the queue has no room for a sequence.
+
+        A request that has delivered tokens already is not turned away.
+        """
+        request = seq.request
+        if not request.emitted_ids and request.id != CANARY:
+            tenant = self.tenants.known(request.tenant)
+            self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
 
     def abort(self, seq: Sequence) -> None:
         """Drop an open request. Its results in flight will be ignored."""

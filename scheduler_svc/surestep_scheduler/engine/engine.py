@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
+from surestep_common.errors import (
+    InvalidRequest,
+    ModelChanged,
+    QueueFull,
+    SurestepError,
+    Unavailable,
+)
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
 from surestep_proto.sampling_pb2 import Grammar
 
@@ -22,6 +28,7 @@ from surestep_scheduler.recovery.diagnosis import OperatorRestart, diagnose
 from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
 from surestep_scheduler.recovery.poison import CANARY
 
+from .compilations import Compilations
 from .epoch import Epoch, under_way
 from .open_requests import OpenRequests, Outbox, RequestOutputs
 from .refit import refit
@@ -57,6 +64,7 @@ class Engine:
         self._epoch: Epoch | None = None  # the one under way
         self._group: WorkerGroup | None = None  # of it
         self._reached = asyncio.Condition()  # new workers
+        self._compilations = Compilations()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.supervisors = Supervisors(settings.supervisor_addresses)
         self.incidents = IncidentLog()
@@ -126,13 +134,24 @@ class Engine:
         self._wake.set()
         return opened
 
-    async def compile(self, grammar: Grammar) -> None:
-        """Compile a grammar before its request waits for a slot. Raises InvalidRequest.
+    async def compile(self, request: Request) -> None:
+        """Compile a request's grammar before it waits for a slot, if there is room for it there.
 
-        While there are no workers nothing is done: they compile it when the request moves in.
+        Raises as `submit` does, QueueFull or Unavailable if others keep the workers busy; a request
+        that has delivered tokens already is compiled when it moves in, then.
         """
-        if self._group is not None and not self.limits.grammar_fault:
-            await self._group.compile(grammar)
+        state = self._known_state()
+        state.check_room(state.sequence(request, self.clock()), self.clock())
+        try:
+            async with self._compilations.turn(request.tenant):
+                while not await self._try_compile(request.sampling.grammar):  # noqa: ASYNC110
+                    await asyncio.sleep(_LONGEST_POLL_S)  # new workers are on their way
+        except (QueueFull, Unavailable):
+            if not request.emitted_ids:
+                raise
+
+    async def _try_compile(self, grammar: Grammar) -> bool:
+        return self._group is not None and await self._group.compile(grammar)
 
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""

@@ -27,7 +27,8 @@ from surestep_scheduler.core.sequence import Request
 
 from .wire import from_proto
 
-_COMPILE_S = 15.0  # for a rank to compile a grammar; its own limit is shorter
+_COMPILE_S = 35.0  # for a rank to compile a grammar; its own limit is shorter
+_RECOMPILE_S = 15.0  # for those of open requests, before the first step
 _MOST_COMPILED = 32  # of which a rank remembers more
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
@@ -65,33 +66,38 @@ class WorkerGroup:
                 )
         return list(infos)
 
-    async def compile(self, grammar: Grammar) -> None:
-        """Have rank 0 compile a grammar, unless it did lately. Raises InvalidRequest.
+    async def compile(self, grammar: Grammar) -> bool:
+        """Have rank 0 compile a grammar, unless it did lately. Return False if the rank is lost.
 
-        A rank that does not answer is left to the epoch.
+        Raises InvalidRequest if the grammar is wrong or too costly, Unavailable if there is no time
+        for it.
         """
         key = cache_root(grammar.owner, grammar.source)
         if key not in self._compiled:
             request = pb.CompileRequest(grammar=grammar)
-            with contextlib.suppress(Unavailable, DeadlineExceeded), translate_errors():
-                await self._stubs[0].Compile(request, timeout=_COMPILE_S)
-                self._compiled[key] = None
-        else:
-            self._compiled.move_to_end(key)
+            try:
+                with translate_errors():
+                    await self._stubs[0].Compile(request, timeout=_COMPILE_S)
+            except (ConnectionLost, DeadlineExceeded):
+                return False
+        self._compiled[key] = None
+        self._compiled.move_to_end(key)
         if len(self._compiled) > _MOST_COMPILED:
             self._compiled.popitem(last=False)
+        return True
 
     async def recompile(self, requests: Iterable[Request]) -> None:
         """Compile the grammars of requests that go on, before steps would have to wait for them.
 
         Those that cannot be compiled any more end their requests in a step.
         """
+        guided = [request for request in requests if request.has_grammar]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_COMPILE_S):
-                for request in requests:
-                    if request.has_grammar:
-                        with contextlib.suppress(SurestepError):
-                            await self.compile(request.sampling.grammar)
+            async with asyncio.timeout(_RECOMPILE_S):
+                await asyncio.gather(
+                    *(self.compile(request.sampling.grammar) for request in guided),
+                    return_exceptions=True,
+                )
 
     def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
         """Open the step streams. The task group fails when one is lost; results call `wake`."""

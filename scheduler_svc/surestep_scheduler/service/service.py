@@ -81,7 +81,7 @@ class SchedulerService(SchedulerServicer):
             outbox = shared or Outbox()
             with self._counted():
                 if parsed.has_grammar:
-                    await self._engine.compile(request.sampling.grammar)
+                    await self._engine.compile(parsed)
                 opened = await self._engine.submit(parsed, outbox)
                 opened.call, opened.resolved = request.delivery.call, resolved
                 opened.traced = span.sent

@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.parity import bench as benches
 from support.parity.bench import Conditions, ParityBench, same
+from support.parity.grammar_mutants import IN_PROCESSES, mutated
 from support.parity.grammars import Reader
 from surestep_common.errors import SurestepError
 from surestep_common.invariants import LedgerError
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_scheduler.core.sequence import Finish
-from surestep_worker.grammar import window
 from surestep_worker.grammar.table import GrammarTable
-from surestep_worker.grammar.walk import Walk
-from surestep_worker.grammar.window import Window
 from surestep_worker.step.guidance import Guided
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
-MUTANTS: dict[str, Mutant] = {}
+MUTANTS: dict[str, Mutant] = {name: mutated(name) for name in IN_PROCESSES}
 
 
 def mutant(mutate: Mutant) -> Mutant:
@@ -41,24 +40,6 @@ def wrong(bench: ParityBench, *, device: bool = False) -> set[str]:
             elif answer.finish is Finish.STOP:
                 reader.check(name, answer.token_ids)
     return found
-
-
-@mutant
-def masks_are_those_of_the_position_before(patch: pytest.MonkeyPatch) -> None:
-    def late(walk: Walk, into: Window, place: int, num_words: int) -> Any:
-        words = original(walk, into, place, num_words)
-        if len(into.masks) > 1:
-            into.masks[-1] = into.masks[-2]
-        return words
-
-    original = window._add_mask
-    patch.setattr(window, "_add_mask", late)
-
-
-@mutant
-def drafts_advance_the_request_itself(patch: pytest.MonkeyPatch) -> None:
-    """A draft that is rejected has moved the matcher on."""
-    patch.setattr(Walk, "copy", lambda self: self)
 
 
 @mutant
@@ -87,16 +68,6 @@ def the_grammar_begins_with_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
-def the_end_is_always_allowed(patch: pytest.MonkeyPatch) -> None:
-    def fill(self: Walk, words: Any) -> None:
-        original(self, words)
-        np.bitwise_or.at(words, self._stop_words, self._stop_bits)
-
-    original = Walk.fill
-    patch.setattr(Walk, "fill", fill)
-
-
-@mutant
 def masks_of_another_row(patch: pytest.MonkeyPatch) -> None:
     def shifted(self: Guided, geometry: Any) -> Any:
         masks = original(self, geometry)
@@ -116,6 +87,8 @@ def test_mutant_is_caught(
     guided_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MUTANTS[name](monkeypatch)
+    if name in IN_PROCESSES:
+        monkeypatch.setattr(benches, "_COMPILERS", {})
     try:
         found = wrong(guided_bench)
     except (AssertionError, ValueError, LedgerError, SurestepError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 
 import grpc
 import pytest
@@ -33,6 +34,7 @@ class Recorder:
         self.chores: list[str] = []  # the thread of each
         self.gate = threading.Event()
         self.gate.set()
+        self.compiling = Future[None]()
 
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
@@ -41,8 +43,9 @@ class Recorder:
         self.chores.append(threading.current_thread().name)
         self.capture_is_due = False
 
-    def compile(self, grammar: sampling_pb2.Grammar) -> None:
-        """There is nothing to prepare."""
+    def compile(self, grammar: sampling_pb2.Grammar) -> Future[None]:
+        """Compile for as long as somebody waits."""
+        return self.compiling
 
     def check_peers(self) -> None:
         """There is no group."""
@@ -99,6 +102,17 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
     assert len(rank.runner.threads) == 1
     info = await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
     assert (info.last_epoch, info.last_step) == (3, 5)
+
+
+async def test_a_compilation_is_dropped_when_its_caller_has_gone(rank: Rank) -> None:
+    rank.load()
+    call = rank.stub.Compile(pb.CompileRequest(grammar={"source": "start: /a/"}), timeout=TIMEOUT_S)
+    dropped = threading.Event()
+    rank.runner.compiling.add_done_callback(lambda _: dropped.set())
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(call, 0.2)
+    assert await asyncio.to_thread(dropped.wait, TIMEOUT_S)
+    assert rank.runner.compiling.cancelled()
 
 
 async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ class Runner:
 
     def capture_next(self) -> None: ...
 
-    def compile(self, grammar: sampling_pb2.Grammar) -> None:
-        pass
+    def compile(self, grammar: sampling_pb2.Grammar) -> Future[None]:
+        raise NotImplementedError
 
     def check_peers(self) -> None:
         pass

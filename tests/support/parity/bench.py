@@ -17,6 +17,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
 from support.parity.cases import EOS, TOTAL_LEN, VOCAB, Probe, make_requests, strangers
 from support.parity.drafters import TRUTH
+from support.parity.grammars import SOURCES
 from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
 from support.parity.poison import poison_idle
 from surestep_kernels import load_kernels
@@ -27,12 +28,15 @@ from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.grammar.compiler import Compiler
 from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
 from surestep_worker.startup.build import assemble, begin_to_serve
 from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
+COMPILED_S = 60.0  # after which a grammar is
+_COMPILERS = dict[Path, Compiler]()  # of the grammars of a folder's tokenizer
 LOOKUP = "+lookup"
 HEAD = "eagle3"  # folder of a draft head inside that of its model
 
@@ -166,9 +170,20 @@ def build_runner(
         speculative_config=asked | ({"prompt_lookup_min": 2} if looks_up else {}),
     )
     built = assemble(settings, model, tp, kernels)
+    _compile_grammars(built.runner, folder)
     if looks_up:
         begin_to_serve(built.runner.context)
     return built
+
+
+def _compile_grammars(runner: Runner, folder: Path | None) -> None:
+    """Compile those of the matrix ahead, as a scheduler asks for; once for all runners."""
+    if runner.context.grammars._compiler is None or folder is None:
+        return
+    compiler = _COMPILERS.setdefault(folder, runner.context.grammars._compiler)
+    runner.context.grammars._compiler = compiler
+    for source in SOURCES.values():
+        compiler.start(source).result(COMPILED_S)
 
 
 class ParityBench:

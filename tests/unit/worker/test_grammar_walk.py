@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,9 @@ import pytest
 from llguidance import LLMatcher
 from support.checkpoints import ascii_tokenizer
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
-from surestep_proto import sampling_pb2 as pb
-from surestep_worker.grammar.compiler import MAX_CACHED_GRAMMARS, Compiler, tokenizer_of
-from surestep_worker.grammar.table import GrammarTable
+from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 from surestep_worker.grammar.walk import Walk, allows
-from surestep_worker.grammar.window import Window, make_window, mask_window
+from surestep_worker.grammar.window import make_window, mask_window
 from tokenizers import Tokenizer
 
 VOCAB, EOS = 160, 2
@@ -29,6 +28,7 @@ OBJECT = LLMatcher.grammar_from_json_schema(
     },
     defaults={"whitespace_flexible": False},
 )
+Matcher = Callable[[str], LLMatcher]
 WORD = LLMatcher.grammar_from_regex("[a-z]{1,3}")
 REGEX = LLMatcher.grammar_from_regex
 
@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiler(folder: Path) -> Compiler:
-    return Compiler(partial(tokenizer_of, folder / "tokenizer.json", VOCAB, [EOS]))
+def matcher(folder: Path) -> Matcher:
+    return partial(matcher_of, tokenizer_of(folder / "tokenizer.json", VOCAB, [EOS]))
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def next_of(walk: Walk) -> set[int]:
     return allowed(words)
 
 
-def test_only_what_belongs_to_the_grammar_comes_next(compiler: Compiler, spell: Tokenizer) -> None:
-    walk = Walk(compiler.compile(WORD).deep_copy(), [], [EOS])
+def test_only_what_belongs_to_the_grammar_comes_next(matcher: Matcher, spell: Tokenizer) -> None:
+    walk = Walk(matcher(WORD), [], [EOS])
     letters = {t for t in range(3, VOCAB) if (text := spell.decode([t])).isalpha()
                and text.islower() and text.isascii() and len(text) <= 3}  # fmt: skip
     assert next_of(walk) == letters
@@ -76,9 +76,9 @@ def test_only_what_belongs_to_the_grammar_comes_next(compiler: Compiler, spell: 
 
 
 def test_every_stop_id_of_the_request_may_end_what_belongs_to_the_grammar(
-    compiler: Compiler, spell: Tokenizer
+    matcher: Matcher, spell: Tokenizer
 ) -> None:
-    walk = Walk(compiler.compile(WORD).deep_copy(), [], [EOS, 0, 31])
+    walk = Walk(matcher(WORD), [], [EOS, 0, 31])
     assert not {0, 31, EOS} & next_of(walk)
     walk.advance(ids_of(spell, "b")[0])
     assert {0, 31, EOS} <= next_of(walk)
@@ -88,9 +88,9 @@ def test_every_stop_id_of_the_request_may_end_what_belongs_to_the_grammar(
 
 @pytest.mark.parametrize("end", [[77], [77, 77, 5], [9, 77]])
 def test_a_grammar_begins_behind_the_first_end_of_reasoning(
-    compiler: Compiler, end: list[int]
+    matcher: Matcher, end: list[int]
 ) -> None:
-    walk = Walk(compiler.compile(WORD).deep_copy(), end, [EOS])
+    walk = Walk(matcher(WORD), end, [EOS])
     for token in [8, *end[:-1], 4, *end[:-1]]:
         walk.advance(token)
         assert not walk.begun
@@ -101,8 +101,8 @@ def test_a_grammar_begins_behind_the_first_end_of_reasoning(
     assert EOS not in next_of(walk)
 
 
-def test_a_window_ends_in_front_of_what_is_barred(compiler: Compiler, spell: Tokenizer) -> None:
-    walk = Walk(compiler.compile(REGEX("[a-f]+")).deep_copy(), [], [EOS])
+def test_a_window_ends_in_front_of_what_is_barred(matcher: Matcher, spell: Tokenizer) -> None:
+    walk = Walk(matcher(REGEX("[a-f]+")), [], [EOS])
     a, b, z = (ids_of(spell, letter)[0] for letter in "abz")
     window = make_window(walk, [a, b, z, a], 5, NUM_WORDS)
     assert (window.drafts, window.num_forced, len(window.masks)) == ([a, b], 0, 3)
@@ -114,9 +114,9 @@ def test_a_window_ends_in_front_of_what_is_barred(compiler: Compiler, spell: Tok
 
 
 def test_what_is_forced_is_drafted_instead_of_what_is_proposed_and_behind_it(
-    compiler: Compiler, spell: Tokenizer
+    matcher: Matcher, spell: Tokenizer
 ) -> None:
-    walk = Walk(compiler.compile(OBJECT).deep_copy(), [], [EOS])
+    walk = Walk(matcher(OBJECT), [], [EOS])
     wrong = ids_of(spell, "beta")
     first = make_window(walk, wrong, 8, NUM_WORDS)
     assert spell.decode(first.drafts) == '{"name":"'
@@ -135,9 +135,9 @@ def test_what_is_forced_is_drafted_instead_of_what_is_proposed_and_behind_it(
 
 
 def test_masks_of_settled_windows_are_those_of_their_making(
-    compiler: Compiler, spell: Tokenizer
+    matcher: Matcher, spell: Tokenizer
 ) -> None:
-    walk = Walk(compiler.compile(OBJECT).deep_copy(), [77], [EOS])
+    walk = Walk(matcher(OBJECT), [77], [EOS])
     made = make_window(walk, [5, 77, *ids_of(spell, '{"name":"Bob"')], 12, NUM_WORDS)
     assert made.first == 2
     assert 0 < made.num_forced < len(made.drafts) > 4
@@ -158,99 +158,13 @@ def test_masks_of_settled_windows_are_those_of_their_making(
         (json.dumps({"grammars": [{"json_schema": {"type": "nothing"}}]}), "type"),
     ],
 )
-def test_wrong_grammars_are_refused_in_one_line(compiler: Compiler, source: str, said: str) -> None:
+def test_wrong_grammars_are_refused_in_one_line(matcher: Matcher, source: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as refused:
-        compiler.compile(source)
+        matcher(source)
     assert refused.value.param == "grammar"
     assert "\n" not in refused.value.message
-
-
-def test_grammars_are_compiled_once_and_the_oldest_are_given_up(compiler: Compiler) -> None:
-    first = compiler.compile(REGEX("first"))
-    for i in range(MAX_CACHED_GRAMMARS - 1):
-        compiler.compile(REGEX(f"another{i}"))
-    assert compiler.compile(REGEX("first")) is first
-    for i in range(MAX_CACHED_GRAMMARS):
-        compiler.compile(REGEX(f"more{i}"))
-    assert compiler.compile(REGEX("first")) is not first
-
-
-def test_no_owner_finds_what_another_had_compiled(compiler: Compiler) -> None:
-    table = GrammarTable(1, VOCAB, compiler)
-    table.compile(pb.Grammar(source=OBJECT, owner="one"))
-    before = compiler.compile(OBJECT, "one")
-    assert compiler.compile(OBJECT, "one") is before
-    assert compiler.compile(OBJECT, "other") is not before
-    assert compiler.compile(OBJECT) is not before
 
 
 def test_a_tokenizer_that_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(UnsupportedParameter, match="tokenizer cannot be used"):
         tokenizer_of(folder / "tokenizer.json", VOCAB - 40, [EOS])
-
-
-def request(source: str, *begins_after: int) -> pb.SamplingParams:
-    grammar = pb.Grammar(source=source, begins_after=begins_after)
-    return pb.SamplingParams(grammar=grammar, stop_token_ids=[EOS])
-
-
-def whole(window: Window) -> tuple[list[int], list[bytes], str]:
-    return window.drafts, [mask.tobytes() for mask in window.masks], window.fault
-
-
-def test_a_state_is_a_function_of_the_tokens(compiler: Compiler, spell: Tokenizer) -> None:
-    """However they come: one by one, in windows, or all at once after a loss."""
-    ids = ids_of(spell, '{"name":"Ada","age":3')
-    table = GrammarTable(3, VOCAB, compiler)
-    for slot in (0, 1):
-        table.admit(slot, request(OBJECT), prompt_len=4)
-    for i in range(len(ids) + 1):
-        table.admit(2, request(OBJECT), prompt_len=9)
-        assert table.upto(2) == 9
-        at_once = table.window(2, ids[:i], [], 8)
-        assert table.upto(2) == 9 + i
-        one_by_one = table.window(0, ids[i - 1 : i] if i else [], [], 8)
-        assert whole(at_once) == whole(one_by_one)
-        if i % 3 == 0:
-            assert whole(table.window(1, ids[max(i - 3, 0) : i], [], 8)) == whole(at_once)
-
-
-def test_tokens_that_do_not_belong_to_the_grammar_are_its_fault(
-    compiler: Compiler, spell: Tokenizer
-) -> None:
-    """A client may resume with whatever it likes: that request fails, and no other."""
-    table = GrammarTable(2, VOCAB, compiler)
-    table.admit(0, request(OBJECT), prompt_len=4)
-    table.admit(1, request(OBJECT), prompt_len=4)
-    window = table.window(0, ids_of(spell, "beta"), [5], 4)
-    assert "does not belong to it" in window.fault
-    assert (window.drafts, allowed(window.masks[0])) == ([], set())
-    assert "does not belong to it" in table.window(0, [5], [5], 4).fault  # and stays so
-    assert not table.window(1, [], [], 4).fault
-
-
-def test_a_grammar_that_takes_too_much_is_its_own_fault(
-    compiler: Compiler, spell: Tokenizer
-) -> None:
-    """Steps show it, where there are more ways on than may be kept."""
-    keys = {f"k{i}": {"type": "string"} for i in range(20)}
-    variants = [{"type": "object", "properties": keys, "required": [f"k{i}"]} for i in range(200)]
-    table = GrammarTable(1, VOCAB, compiler)
-    hostile = request(LLMatcher.grammar_from_json_schema({"anyOf": variants}))
-    table.compile(hostile.grammar)  # the step finds nothing wrong with it, and need not wait
-    table.admit(0, hostile, prompt_len=1)
-    faults = [table.window(0, [token], [], 4).fault for token in ids_of(spell, '{"k1":')]
-    assert any("max is" in fault for fault in faults)
-    assert "\n" not in faults[-1]
-
-
-def test_ranks_that_follow_nothing_know_who_has_a_grammar() -> None:
-    table = GrammarTable(4, VOCAB, None, "not served: no tokenizer")
-    table.admit(2, request(OBJECT), prompt_len=1)
-    table.admit(3, pb.SamplingParams(), prompt_len=1)
-    assert table.has(np.arange(5)).tolist() == [False, False, True, False, False]
-    table.free(2)
-    table.free(2)
-    assert not table.has(np.arange(5)).any()
-    with pytest.raises(UnsupportedParameter, match="no tokenizer"):
-        table.compile(pb.Grammar(source=OBJECT))

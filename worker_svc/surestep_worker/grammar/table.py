@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import wait
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from llguidance import LLMatcher
-from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
+from surestep_common.errors import SurestepError, UnsupportedParameter
 from surestep_common.invariants import BoolArray, IntArray
 from surestep_proto import sampling_pb2 as pb
 
-from .compiler import Compiler, compiled
-from .walk import Walk
-from .window import Window, make_window, mask_window
+from .compiler import Compiler, Process, ended_twice
+from .process import STEP_S, Begin, Question, took_too_long
+from .window import Ask, Window
+
+_TIMEOUT_S = 2.0  # for all windows of a step: less than any step may take
 
 
 @dataclass(slots=True)
 class _Tenant:
     """A request with a grammar."""
 
+    key: int
     params: pb.SamplingParams
-    upto: int  # tokens of its slot that the walk has come by, or is to begin behind
-    matcher: Future[LLMatcher] | None  # of its grammar, until the walk begins; None on other ranks
-    walk: Walk | None = None
-    fault: str = ""
+    upto: int  # tokens of its slot that its grammar has seen, or is to begin behind
+    compiling: Future[Process] | None  # None on ranks that choose nothing
+    fault: str
+    process: Process | None = None  # that follows it
+    emitted: list[int] = field(default_factory=list)  # what another process would have to see
+
+    def question(self, process: Process, ask: Ask) -> Question:
+        """Return what to ask this process: from the beginning, if it has not been asked before."""
+        if self.process is process:
+            return Question(self.key, None, ask)
+        self.process = process
+        begin = Begin(list(self.params.grammar.begins_after), list(self.params.stop_token_ids))
+        return Question(self.key, begin, ask._replace(emitted=self.emitted))
 
 
 class GrammarTable:
@@ -36,35 +53,44 @@ class GrammarTable:
     ) -> None:
         """`compiler` is None on ranks that choose nothing, and where there is a `fault`."""
         self.fault = fault  # why no request may have a grammar
-        self.num_words = -(-vocab_size // 32)
+        self._num_words = -(-vocab_size // 32)
         self._compiler = compiler
         self._tenants = dict[int, _Tenant]()
+        self._keys = count()
+        self._forgotten = WeakKeyDictionary[Process, list[int]]()  # keys, until it is asked again
         self._has = np.zeros(num_slots + 1, dtype=np.bool_)  # rows of padding have none
 
-    def compile(self, grammar: pb.Grammar) -> None:
+    def compile(self, grammar: pb.Grammar) -> Future[Process]:
         """Compile a grammar that is going to be needed. May be called from any thread.
 
-        Raises UnsupportedParameter where there are no grammars, InvalidRequest for one that is
-        wrong.
+        Who does not want it any more cancels the future, which may have an InvalidRequest or
+        Unavailable. Raises UnsupportedParameter where there are no grammars.
         """
         if self._compiler is None:
             raise UnsupportedParameter(self.fault, param="grammar")
-        self._compiler.compile(grammar.source, grammar.owner)
+        return self._compiler.start(grammar.source, grammar.owner)
 
     def admit(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
         """Begin to follow a request, whose output begins behind `prompt_len` tokens of its slot."""
         self.free(slot)
         if not params.HasField("grammar"):
             return
-        source, owner = params.grammar.source, params.grammar.owner
-        matcher = self._compiler.start(source, owner) if self._compiler else None
-        self._tenants[slot] = _Tenant(params, prompt_len, matcher, fault=self.fault)
+        grammar = params.grammar
+        compiling = self._compiler.start(grammar.source, grammar.owner) if self._compiler else None
+        key, fault = next(self._keys), self.fault
+        self._tenants[slot] = _Tenant(key, params, prompt_len, compiling, fault)
         self._has[slot] = True
 
     def free(self, slot: int) -> None:
         """Stop following a slot. Freeing a free slot is harmless."""
         self._has[slot] = False
-        self._tenants.pop(slot, None)
+        tenant = self._tenants.pop(slot, None)
+        if tenant is None:
+            return
+        if tenant.compiling is not None:
+            tenant.compiling.cancel()
+        if tenant.process is not None:
+            self._forgotten.setdefault(tenant.process, []).append(tenant.key)
 
     def has(self, slots: IntArray) -> BoolArray:
         """Return which of slots [R] have a grammar."""
@@ -75,43 +101,88 @@ class GrammarTable:
         """Return how many tokens of a slot with a grammar need not be told any more."""
         return self._tenants[slot].upto
 
-    def window(
-        self, slot: int, emitted: Sequence[int], proposed: Sequence[int], most: int
-    ) -> Window:
-        """Return the window of a slot after these tokens, which follow those up to `upto`."""
-        walk = self._advance(slot, emitted)
-        if walk is None:
-            return self._nothing(slot)
-        return make_window(walk, proposed, most, self.num_words)
+    def windows(self, asks: Mapping[int, Ask]) -> dict[int, Window]:
+        """Return the windows of slots, which are asked for with the tokens that follow `upto`.
 
-    def masks(self, slot: int, emitted: Sequence[int], drafts: Sequence[int]) -> Window:
-        """Return the masks of a slot's window, as `window` does, whose drafts are settled."""
-        walk = self._advance(slot, emitted)
-        return self._nothing(slot) if walk is None else mask_window(walk, drafts, self.num_words)
+        All are made at once, those of each grammar in its process.
+        """
+        deadline = time.monotonic() + _TIMEOUT_S
+        for slot, ask in asks.items():
+            tenant = self._tenants[slot]
+            tenant.upto += len(ask.emitted)
+            tenant.emitted += ask.emitted
+        windows = self._ask(asks, deadline)
+        lost = {slot: ask for slot, ask in asks.items() if slot not in windows}
+        windows |= self._ask(lost, deadline)  # what a process knew follows from the tokens
+        for slot in lost.keys() - windows.keys():
+            tenant = self._tenants[slot]
+            tenant.fault = tenant.fault or ended_twice().message
+        return {slot: windows.get(slot) or self._nothing(slot) for slot in asks}
 
-    def _advance(self, slot: int, emitted: Sequence[int]) -> Walk | None:
-        """Return the walk of a slot after these tokens, None if its grammar is at fault."""
+    def _ask(self, asks: Mapping[int, Ask], deadline: float) -> dict[int, Window]:
+        """Return windows, except of grammars that are at fault, or whose process has ended."""
+        asked = dict[Process, dict[int, Question]]()
+        for slot, ask in asks.items():
+            if (process := self._process(slot, deadline)) is not None:
+                question = self._tenants[slot].question(process, ask)
+                asked.setdefault(process, {})[slot] = question
+        began, windows = time.monotonic(), dict[int, Window]()
+        for process, questions in asked.items():
+            with contextlib.suppress(OSError):  # it has ended, which is seen below
+                process.connection.send((self._forgotten.pop(process, []), [*questions.values()]))
+        pending: dict[Any, Process] = {process.connection: process for process in asked}
+        while pending:
+            ready = wait(list(pending), max(deadline - time.monotonic(), 0.0))
+            for connection in ready or list(pending):
+                process = pending.pop(connection)
+                if not ready:
+                    process.kill()
+                try:
+                    windows |= self._received(asked[process], process.connection.recv())
+                except (EOFError, OSError):
+                    self._lost(process, asked[process], time.monotonic() - began)
+        return windows
+
+    def _process(self, slot: int, deadline: float) -> Process | None:
+        """Return the process that follows a slot, None if its grammar is at fault."""
         tenant = self._tenants[slot]
-        tenant.upto += len(emitted)
+        if tenant.fault:
+            return None
+        if tenant.compiling is None:
+            tenant.fault = "grammar: this rank follows no grammars"
+            return None
         try:
-            if tenant.walk is None and not tenant.fault:
-                tenant.walk = _begin(tenant)
-            for token in emitted if not tenant.fault else ():
-                assert tenant.walk is not None
-                tenant.walk.advance(token)
+            return tenant.compiling.result(max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            tenant.fault = f"grammar: it was not compiled within the {_TIMEOUT_S:g} s of a step"
         except SurestepError as error:
             tenant.fault = error.message
-        return tenant.walk if not tenant.fault else None
+        return None
+
+    def _received(self, asked: Iterable[int], answers: Iterable[Window]) -> dict[int, Window]:
+        """Return the windows of slots, except of those where nothing can go on."""
+        windows = dict[int, Window]()
+        for slot, window in zip(asked, answers, strict=True):
+            if window.fault and not window.masks:
+                self._tenants[slot].fault = window.fault
+            else:
+                windows[slot] = window
+        return windows
+
+    def _lost(self, process: Process, asked: Iterable[int], after_s: float) -> None:
+        """Go on without a process that has ended so many seconds after it was asked: with another,
+        unless that was time enough for the grammar to be to blame."""
+        assert self._compiler is not None
+        slow = took_too_long(STEP_S, "say what may come next") if after_s >= STEP_S else None
+        for slot in asked:
+            tenant = self._tenants[slot]
+            grammar, tenant.process = tenant.params.grammar, None
+            self._compiler.discard(grammar.source, grammar.owner, process)
+            if slow is None:
+                tenant.compiling = self._compiler.start(grammar.source, grammar.owner)
+            else:
+                tenant.fault = slow.message
 
     def _nothing(self, slot: int) -> Window:
-        nothing = np.zeros(self.num_words, dtype=np.int32)
+        nothing = np.zeros(self._num_words, dtype=np.int32)
         return Window(masks=[nothing], fault=self._tenants[slot].fault)
-
-
-def _begin(tenant: _Tenant) -> Walk:
-    """Return the walk of a request that has emitted nothing. Raises InvalidRequest."""
-    if tenant.matcher is None:
-        raise InvalidRequest("grammar: this rank follows no grammars", param="grammar")
-    params, matcher = tenant.params, compiled(tenant.matcher).deep_copy()
-    tenant.matcher = None
-    return Walk(matcher, params.grammar.begins_after, params.stop_token_ids)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 from surestep_common.errors import InvalidRequest
 
-from .compiler import one_line
+from .matcher import one_line
 
 Words = npt.NDArray[np.int32]
 

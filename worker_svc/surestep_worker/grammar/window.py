@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
 
 from .walk import Walk, Words, allows
 
-_DRAFTING_S = 0.005  # spent on the drafts of a row: no more are added then
+_DRAFTING_S = 0.005  # of processor time, spent on the drafts of a row: no more are added then
+
+
+class Ask(NamedTuple):
+    """What the next window of a request is made of."""
+
+    emitted: Sequence[int]  # tokens that its grammar has not seen
+    drafts: Sequence[int]
+    most: int | None = None  # drafts of the window; None: they are settled, and masked as they are
 
 
 @dataclass(slots=True)
@@ -35,12 +44,12 @@ def make_window(walk: Walk, proposed: Sequence[int], most: int, num_words: int) 
     What the grammar forces is drafted instead of what is `proposed`, and behind it. The first draft
     that the grammar bars ends the window: it is not what will be chosen there.
     """
-    window, deadline = Window(), time.perf_counter() + _DRAFTING_S
+    window, deadline = Window(), time.thread_time() + _DRAFTING_S
     pending = list[int]()  # forced tokens
     while True:
         place = len(window.drafts)
         words = _add_mask(walk, window, place, num_words)
-        if window.fault or place == most or time.perf_counter() > deadline:
+        if window.fault or place == most or time.thread_time() > deadline:
             return window
         pending = pending or walk.forced()
         if pending:

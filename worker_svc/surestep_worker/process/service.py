@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -57,8 +57,9 @@ class StepRunner(Protocol):
     def capture_next(self) -> None:
         """Capture the next of these shapes, if any is left."""
 
-    def compile(self, grammar: sampling_pb2.Grammar) -> None:
-        """Compile a grammar ahead of the request that brings it. May be called from any thread."""
+    def compile(self, grammar: sampling_pb2.Grammar) -> Future[Any]:
+        """Compile a grammar ahead of the request that brings it, unless that is cancelled. May be
+        called from any thread."""
 
     def check_peers(self) -> None:
         """Raise Unavailable if a rank of the group is gone."""
@@ -126,9 +127,12 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Compile(
         self, request: pb.CompileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CompileResponse:
-        """Compile a grammar beside the steps. Raises InvalidRequest for one that is wrong."""
+        """Compile a grammar beside the steps, as long as the caller waits.
+
+        Raises InvalidRequest for one that is wrong or too costly, Unavailable if there is no time.
+        """
         check_grammar(request.grammar)
-        await asyncio.to_thread(self._loaded().compile, request.grammar)
+        await asyncio.wrap_future(self._loaded().compile(request.grammar))
         return pb.CompileResponse()
 
     async def Run(

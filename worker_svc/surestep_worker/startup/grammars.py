@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from surestep_kernels import KernelSet
 
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.grammar.compiler import Compiler, tokenizer_of
+from surestep_worker.grammar.compiler import Compiler
 from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.models import Model
 
@@ -24,8 +23,8 @@ def grammar_table(settings: WorkerSettings, model: Model, tp: TensorParallel) ->
         missing = f"{path} is missing" if model.has_head else "the model has no output head"
         fault = f"grammar: not served: {missing}"
         return GrammarTable(settings.max_num_seqs, vocab_size, None, fault)
-    load = partial(tokenizer_of, path, vocab_size, list(model.config.eos_token_ids))
-    compiler = Compiler(load) if tp.rank == 0 else None
+    eos_ids = list(model.config.eos_token_ids)
+    compiler = Compiler(path, vocab_size, eos_ids) if tp.rank == 0 else None
     return GrammarTable(settings.max_num_seqs, vocab_size, compiler)
 
 

@@ -7,6 +7,7 @@ those rows while the pass runs, and masks the windows as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from surestep_kernels.step.slot_state import DraftIds, SlotState
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
-from surestep_worker.grammar.window import Window
+from surestep_worker.grammar.window import Ask, Window
 from surestep_worker.inputs.columns import Extras
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.upload import upload
@@ -89,9 +90,9 @@ class Guidance:
             return drafts, Guided(n_forced)
         packed = torch.zeros(len(chosen), drafts.ids.shape[1] + 2, dtype=torch.int64)
         if self._tp.rank == 0:
-            for line, (row, emitted, proposed) in enumerate(self._fetch(rows, chosen, drafts)):
-                slot, most = int(rows.slot[row]), int(rows.max_drafts[row])
-                windows[row] = window = self._grammars.window(slot, emitted, proposed, most)
+            windows = self._windows(rows, chosen, drafts, rows.max_drafts[chosen].tolist())
+            for line, row in enumerate(chosen.tolist()):
+                window = windows[row]
                 count = len(window.drafts)
                 packed[line, :count] = torch.tensor(window.drafts, dtype=torch.int64)
                 packed[line, -2], packed[line, -1] = count, window.num_forced
@@ -105,12 +106,21 @@ class Guidance:
         """Return what windows with these drafts are masked with. Waits for the device."""
         chosen, windows = self._rows(rows), dict[int, Window]()
         if len(chosen) and self._tp.rank == 0:
-            for row, emitted, settled in self._fetch(rows, chosen, drafts):
-                windows[row] = self._grammars.masks(int(rows.slot[row]), emitted, settled)
+            windows = self._windows(rows, chosen, drafts, [None] * len(chosen))
         return Guided(np.zeros(len(rows), dtype=np.int64), windows)
 
     def _rows(self, rows: Rows) -> IntArray:
         return np.flatnonzero(rows.is_sampled & self._grammars.has(rows.slot))
+
+    def _windows(
+        self, rows: Rows, chosen: IntArray, drafts: DraftIds, most: Sequence[int | None]
+    ) -> dict[int, Window]:
+        """Return the windows of the chosen rows, with at most so many drafts."""
+        fetched = self._fetch(rows, chosen, drafts)
+        slots = [int(rows.slot[row]) for row, _, _ in fetched]
+        asks = [Ask(emitted, ids, m) for (_, emitted, ids), m in zip(fetched, most, strict=True)]
+        found = self._grammars.windows(dict(zip(slots, asks, strict=True)))
+        return {row: found[slot] for (row, _, _), slot in zip(fetched, slots, strict=True)}
 
     def _fetch(
         self, rows: Rows, chosen: IntArray, drafts: DraftIds

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
@@ -80,12 +83,12 @@ class Runner:
         """Capture every kind that would have fitted an earlier step."""
         self._launcher.capture_missed()
 
-    def compile(self, grammar: Grammar) -> None:
+    def compile(self, grammar: Grammar) -> Future[Any]:
         """Compile a grammar that is going to be needed. May be called from any thread.
 
-        Raises InvalidRequest for one that cannot be.
+        Cancel the future if it is not. It has an InvalidRequest for one that cannot be.
         """
-        self.context.grammars.compile(grammar)
+        return self.context.grammars.compile(grammar)
 
     def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Call it between epochs."""
