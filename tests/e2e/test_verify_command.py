@@ -101,7 +101,7 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     words = [*DRAFTS, "--json", "--report", str(path), "--temperature", "0.8", "--quick"]
     words += ["--reference", "transformers"]
-    status, out, err = verify(tiny_model, tmp_path, *words, variables=PACE)
+    status, out, _ = verify(tiny_model, tmp_path, *words, variables=PACE)
     report = json.loads(out)
     assert (status, report["verdict"]) == (0, "equal"), report["claims"]
     assert all(case["num_equal"] == case["num_answers"] for case in report["cases"])

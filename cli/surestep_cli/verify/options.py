@@ -136,12 +136,12 @@ class VerifyArguments(NamedTuple):
 
     @property
     def adds_tools(self) -> bool:
-        """Whether a parser is added, without which nobody can call a tool."""
+        """Whether a parser is added, without which no tool is called."""
         return self.options.url is None and self.serve.tool_call_parser is None
 
     @property
     def may_be_shortened(self) -> bool:
-        """Whether nobody has said how long sequences may be."""
+        """Whether the flags leave open how long sequences may be."""
         given = "max_model_len" in self.serve.model_fields_set
         return self.options.url is None and not given
 

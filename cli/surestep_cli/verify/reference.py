@@ -89,26 +89,22 @@ async def _by_transformers(session: aiohttp.ClientSession, model: str) -> Reader
 
 
 def _loaded(folder: Path) -> Any:
-    import torch
     from transformers import AutoModelForCausalLM, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     packed = {"gguf_file": "model.gguf"} if (folder / "model.gguf").exists() else {}
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **packed)
-    return loaded.eval()
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", **packed)
+    return loaded.eval().requires_grad_(False)
 
 
 def _read(loaded: Any, prompt_ids: list[int], token_ids: list[int]) -> list[ReadToken]:
-    import torch
-
-    with torch.inference_mode():
-        logits = loaded(torch.tensor([prompt_ids + token_ids])).logits[0, len(prompt_ids) - 1 : -1]
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-    return [
-        ReadToken(*pair) for pair in zip(chosen.tolist(), logprobs.amax(-1).tolist(), strict=True)
-    ]
+    new = next(loaded.parameters()).new_tensor
+    logits = loaded(new([prompt_ids + token_ids]).long()).logits[0, len(prompt_ids) - 1 : -1]
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, new(token_ids).long()[:, None])[:, 0]
+    pairs = zip(chosen.tolist(), logprobs.amax(-1).tolist(), strict=True)
+    return [ReadToken(*pair) for pair in pairs]
 
 
 def rows_of(path: Path) -> list[tuple[VerifyPrompt, list[int]]]:

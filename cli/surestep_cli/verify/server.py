@@ -33,7 +33,7 @@ from .options import VerifyArguments
 
 _LOOK_S = 0.1
 _STOP_S = 20.0
-_LONGEST = 2048  # tokens, of a server that nobody has set a limit for
+_LONGEST = 2048  # tokens, of a server without a limit of its own
 _CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
 
 
@@ -63,7 +63,7 @@ def key_of(settings: ServeSettings) -> SecretStr | None:
 
 def shortened(asking: VerifyArguments, console: Console) -> int | None:
     """Return a --max-model-len that prompts reach within seconds, for a model that has a longer one
-    and where nobody asked for any.
+    and where the flags ask for none.
     """
     if not asking.may_be_shortened:
         return None
