@@ -20,7 +20,7 @@ from surestep_worker.checkpoint.model_folder import read_entries
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from torch import Tensor
 
-pytestmark = pytest.mark.timeout(400)  # the first test waits for all files on two ranks
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all files on two ranks
 
 HIDDEN = 256
 
