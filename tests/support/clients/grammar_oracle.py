@@ -9,7 +9,7 @@ from support.checkpoints import tiny_tokenizer
 from surestep_gateway.grammars.reasoning import Format
 from surestep_gateway.parsers import REASONING_PARSERS
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_worker.grammar.compiler import Compiler
+from surestep_worker.grammar.matcher import matcher_of
 
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
@@ -41,7 +41,7 @@ class Oracle:
 
     def compile(self, source: str) -> None:
         """Compile a source as ranks do. Raise InvalidRequest."""
-        Compiler(lambda: self._lark).compile(source)
+        matcher_of(self._lark, source)
 
     def special(self, text: str) -> bool:
         """Whether a text is a special token."""

@@ -159,7 +159,7 @@ def test_a_compilation_that_nobody_waits_for_any_more_is_dropped(compiler: Compi
     assert not second.done()
     second.cancel()
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=TIMEOUT_S)
-    assert source not in compiler._jobs
+    assert ("", source) not in compiler._jobs
 
 
 def test_a_process_that_is_killed_while_it_compiles_is_replaced(compiler: Compiler) -> None:
