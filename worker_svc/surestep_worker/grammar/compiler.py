@@ -1,7 +1,7 @@
 """Has grammars compiled, each in a process of its own, so that none can hold up what it is not in.
 
 A process is known by its connection: one that has taken too much processor time or memory, or was
-killed, has hung up. It ends when nobody holds it any more, because its connection is closed then.
+killed, has hung up. It ends when the last reference to it is gone, which closes its connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from surestep_common.config import child_environ
@@ -64,7 +64,18 @@ class _Job:
         self.source = source
         self.waiting = set[Future[Process]]()
         self.process: Process | None = None
-        self.is_done = self.is_dropped = False
+        self.is_done = False
+        self._dropped = Event()
+
+    def drop(self) -> None:
+        """End its process, now or once it is there."""
+        self._dropped.set()
+        if self.process is not None:
+            self.process.kill()
+
+    def is_dropped(self) -> bool:
+        """Whether all who waited for it have cancelled."""
+        return self._dropped.is_set()
 
 
 class Compiler:
@@ -122,10 +133,8 @@ class Compiler:
             job.waiting.discard(waiter)
             if not waiter.cancelled() or job.waiting or job.is_done:
                 return
-            job.is_dropped = True
             self._forget(job)
-            if job.process is not None:
-                job.process.kill()
+            job.drop()
 
     def _give_up_oldest(self) -> None:
         """Give up the oldest process that has compiled; who follows a request with it holds it."""
@@ -173,7 +182,7 @@ class Compiler:
             process = self._fork()
             with self._lock:
                 job.process = process
-                if job.is_dropped:
+                if job.is_dropped():
                     return
             began = time.monotonic()
             try:
@@ -184,7 +193,7 @@ class Compiler:
                     raise Unavailable(message, retry_after=_RETRY_AFTER_S)
                 answer = process.connection.recv()
             except (EOFError, OSError):
-                if job.is_dropped:
+                if job.is_dropped():
                     return
                 if time.monotonic() - began >= COMPILE_S:
                     raise took_too_long(COMPILE_S, "compile") from None

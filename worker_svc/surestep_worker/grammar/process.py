@@ -118,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the rank sees how a connection ends
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     path, vocab_size, *eos_ids = arguments
+    tokenizer: LLTokenizer | SurestepError
     try:
         tokenizer = tokenizer_of(Path(path), int(vocab_size), [int(token) for token in eos_ids])
     except SurestepError as error:

@@ -137,7 +137,7 @@ class GrammarTable:
                 if not ready:
                     process.kill()
                 try:
-                    windows |= self._received(asked[process], connection.recv())
+                    windows |= self._received(asked[process], process.connection.recv())
                 except (EOFError, OSError):
                     self._lost(process, asked[process], time.monotonic() - began)
         return windows
