@@ -116,7 +116,7 @@ class Gate:
         return shown_key(details.invocation_metadata, [*self._secret, *guests]) is not None
 
     def is_strangers(self, details: grpc.HandlerCallDetails) -> bool:
-        """Whether an admitted call is a health check of somebody who need not know the secret."""
+        """Whether an admitted call is a health check of a client that need not know the secret."""
         shown = shown_key(details.invocation_metadata, self._secret)
         return details.method.startswith(_OPEN) and shown is None
 

@@ -306,6 +306,11 @@ def state_dir() -> Path:
     return _xdg("XDG_STATE_HOME", ".local/state")
 
 
+def runtime_dir() -> str | None:
+    """Return the folder for sockets of this user's session, if there is one."""
+    return os.environ.get("XDG_RUNTIME_DIR")
+
+
 def _xdg(variable: str, fallback: str) -> Path:
     home = os.environ.get(variable)
     return (Path(home) if home else Path.home() / fallback) / "surestep"

@@ -236,7 +236,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stu
 
 
 class Strangers:
-    """Health checks of callers who show no secret: few at a time, and each says what it asks soon.
+    """Health checks of clients that show no secret: few at a time, and each says soon what it asks.
 
     gRPC bounds a message by the largest of the whole server, so what strangers could have it
     receive is bounded by their number.
@@ -244,7 +244,7 @@ class Strangers:
 
     _RECEIVING = 4  # at once
     _WATCHING = 64
-    _PATIENCE_S = 2.0
+    _TIMEOUT_S = 2.0
 
     def __init__(self) -> None:
         self._receiving = self._open = 0
@@ -276,7 +276,7 @@ class Strangers:
     async def _received(self, requests: AsyncIterator[Any], context: _Context) -> Any:
         self._receiving += 1
         try:
-            async with asyncio.timeout(self._PATIENCE_S):
+            async with asyncio.timeout(self._TIMEOUT_S):
                 return await anext(aiter(requests))
         except (TimeoutError, StopAsyncIteration):
             await _abort(context, DeadlineExceeded("no message came"))

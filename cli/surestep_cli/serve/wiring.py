@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 from surestep_common import addresses
-from surestep_common.config import ENV_PREFIX
+from surestep_common.config import ENV_PREFIX, runtime_dir
 
 from surestep_cli.settings.serve_settings import ServeSettings
 
@@ -51,7 +50,7 @@ def socket_folder(settings: ServeSettings) -> Iterator[Path | None]:
 
 def _new_folder() -> Path | None:
     """Make a folder whose name leaves room for that of a socket."""
-    for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
+    for place in filter(None, (runtime_dir(), tempfile.gettempdir())):
         if addresses.is_fit(f"{place}/{_PREFIX}......../{max(map(_socket, _SERVICES), key=len)}"):
             with contextlib.suppress(OSError):
                 return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))

@@ -82,7 +82,7 @@ def test_services_find_each_other_by_sockets(
     assert gateway.scheduler_url == (scheduler.scheduler_listen,) == (f"unix:{folder}/scheduler",)
     monkeypatch.setenv("SURESTEP_RANK", "1")
     worker = WorkerSettings.load([])
-    assert worker.rank_address == f"unix:{folder}/worker-1"
+    assert worker.rank_address == f"unix:{folder / 'worker'}-1"
     assert scheduler.supervisor_addresses == [
         f"unix:{folder}/supervisor",
         worker.supervisor_address,

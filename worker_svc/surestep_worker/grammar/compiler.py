@@ -17,14 +17,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 
+from .frames import Frames, error_of
 from .process import COMPILE_S, took_too_long
 
 PROGRAM = "surestep_worker.grammar.process"
@@ -47,9 +46,10 @@ class Process:
             if not fds:
                 raise ConnectionResetError("its tokenizer's process has ended")
             ours.settimeout(None)
-            self.connection: Connection[Any, Any] = Connection(ours.detach())
+            self.connection = Frames(socket.socket(fileno=ours.detach()))
         self._pidfd = fds[0]
         weakref.finalize(self, os.close, self._pidfd)
+        weakref.finalize(self, self.connection.close)
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -190,19 +190,19 @@ class Compiler:
             began = time.monotonic()
             try:
                 process.connection.send(job.key[1])
-                if not process.connection.poll(_TIMEOUT_S):
-                    process.kill()
-                    message = "grammar: there was no time to compile it"
-                    raise Unavailable(message, retry_after=_RETRY_AFTER_S)
-                answer = process.connection.recv()
-            except (EOFError, OSError):
+                error, _ = process.connection.receive_within(_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                message = "grammar: there was no time to compile it"
+                raise Unavailable(message, retry_after=_RETRY_AFTER_S) from None
+            except (EOFError, OSError, ValueError):
                 if job.is_dropped():
                     return
                 if time.monotonic() - began >= COMPILE_S:
                     raise took_too_long(COMPILE_S, "compile") from None
                 continue
-            if answer is not None:
-                raise answer
+            if error is not None:
+                raise error_of(error)
             return
         raise ended_twice()
 

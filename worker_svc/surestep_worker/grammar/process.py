@@ -19,14 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with_parent, prefer_as_victim
 
+from .frames import Frames, Question, questions_of, told_of_error, told_of_windows
 from .matcher import matcher_of, tokenizer_of
 from .walk import Walk
 from .window import Ask, Window, make_window, mask_window
@@ -38,21 +37,6 @@ _SPARE_S, _TOKEN_SHARE_S = 2.0, 0.02  # of processor time for all windows of a r
 _MEMORY_BYTES = 512 << 20  # for one grammar
 _NICE = 10  # while it compiles, beside the steps
 _VICTIM = 1000  # rather than any other process of the server
-
-
-class Begin(NamedTuple):
-    """What a request is followed with from now on."""
-
-    begins_after: Sequence[int]
-    stop_ids: Sequence[int]
-
-
-class Question(NamedTuple):
-    """Asks for the next window of a request, which has a key of its own."""
-
-    key: int
-    begin: Begin | None  # None: it has begun in this process
-    ask: Ask
 
 
 @dataclass(slots=True)
@@ -138,19 +122,20 @@ def serve(fd: int, tokenizer: LLTokenizer | SurestepError, num_words: int) -> No
     """Compile the grammar that comes first, then answer, until the rank hangs up."""
     with socket.socket(fileno=fd) as rank:
         socket.send_fds(rank, [b"."], [os.pidfd_open(os.getpid())])
-        connection = Connection(rank.detach())
+        frames = Frames(socket.socket(fileno=rank.detach()))
     limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + _MEMORY_BYTES, limit))
     with contextlib.suppress(EOFError, OSError):
         try:
-            matcher = _compile(tokenizer, connection.recv())
+            matcher = _compile(tokenizer, frames.receive()[0])
         except SurestepError as error:
-            connection.send(error)
+            frames.send(told_of_error(error))
             return
         follower = Follower(matcher, num_words)
-        connection.send(None)
+        frames.send(None)
         while True:
-            connection.send(follower.answer(*connection.recv()))
+            windows = follower.answer(*questions_of(frames.receive()[0]))
+            frames.send(*told_of_windows(windows))
 
 
 def _compile(tokenizer: LLTokenizer | SurestepError, source: str) -> LLMatcher:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from multiprocessing.connection import wait
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +16,8 @@ from surestep_common.invariants import BoolArray, IntArray
 from surestep_proto import sampling_pb2 as pb
 
 from .compiler import Compiler, Process, ended_twice
-from .process import STEP_S, Begin, Question, took_too_long
+from .frames import Begin, Frames, Question, wait, windows_of
+from .process import STEP_S, took_too_long
 from .window import Ask, Window
 
 _TIMEOUT_S = 2.0  # for all windows of a step: less than any step may take
@@ -130,16 +129,17 @@ class GrammarTable:
         for process, questions in asked.items():
             with contextlib.suppress(OSError):  # it has ended, which is seen below
                 process.connection.send((self._forgotten.pop(process, []), [*questions.values()]))
-        pending: dict[Any, Process] = {process.connection: process for process in asked}
+        pending: dict[Frames, Process] = {process.connection: process for process in asked}
         while pending:
-            ready = wait(list(pending), max(deadline - time.monotonic(), 0.0))
+            ready = wait(pending, deadline - time.monotonic())
             for connection in ready or list(pending):
                 process = pending.pop(connection)
                 if not ready:
                     process.kill()
                 try:
-                    windows |= self._received(asked[process], process.connection.recv())
-                except (EOFError, OSError):
+                    answer = windows_of(*process.connection.receive(), self._num_words)
+                    windows |= self._received(asked[process], answer)
+                except (EOFError, OSError, ValueError):
                     self._lost(process, asked[process], time.monotonic() - began)
         return windows
 
