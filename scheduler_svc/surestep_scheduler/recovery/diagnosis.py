@@ -56,15 +56,16 @@ def diagnose(
     itself or stood still, and whether it was drafting then. Where ranks are `supervised` and it is
     not known how one ended, its supervisor is gone too, which no request can do.
     """
-    for kind, cause in _TOLD:
-        if isinstance(error, kind):
-            return Diagnosis(
-                cause, str(error), NO_LOSS if not cause.implicates_requests else WHOLE_LOSS
-            )
     deaths = _deaths(ranks, statuses)
     lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
     teller = None if lost else error.rank  # it lived when that was wrong, however it ended then
     own = [d for d in deaths if d.exit.cause != pb.REQUESTED and d.rank != teller]
+    # A drafter fails as well when a rank that it waits for has ended.
+    for kind, cause in () if own and isinstance(error, DrafterFault) else _TOLD:
+        if isinstance(error, kind):
+            return Diagnosis(
+                cause, str(error), NO_LOSS if not cause.implicates_requests else WHOLE_LOSS
+            )
     unknown = supervised and len(deaths) < len(ranks)
     if own:
         return _of_exit(max(own, key=lambda death: death.exit.age_s), unknown=unknown)

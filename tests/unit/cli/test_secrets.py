@@ -37,6 +37,7 @@ NO_SECRETS = {
     "api_key_file",
     "admin_api_key_file",
     "grpc_secret_file",
+    "share_prefix_cache_between_keys",
 }
 
 

@@ -69,6 +69,7 @@ def test_services_find_each_other_by_sockets(
 ) -> None:
     """In a folder that nobody else may enter, and that goes with the launcher."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("surestep_common.addresses.LONGEST_PATH", 1000)  # no server listens here
     settings = Serve.load(["--tensor-parallel-size", "2"])
     with socket_folder(settings) as folder:
         assert folder is not None

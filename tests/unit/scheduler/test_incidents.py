@@ -206,6 +206,18 @@ def test_causes_that_accuse(error: SurestepError, weight: int) -> None:
     assert diagnosed(error).weight == weight
 
 
+def test_a_drafter_that_waited_for_a_rank_that_was_killed_is_not_at_fault() -> None:
+    """Its collective fails: speculation goes on. Killed by the drafter itself, it is."""
+    fault = DrafterFault("the drafter failed: connection reset by peer")
+    fault.rank = 0
+    killed = exit_(11, pb.KILLED, pb.DRAFTING, outside=True)
+    assert diagnosed(fault, exit_(10, pb.REQUESTED), killed)[::2] == (Cause.WORKER_EXIT, OUTSIDE)
+    crashed = exit_(11, pb.KILLED, pb.DRAFTING)
+    assert diagnosed(fault, exit_(10, pb.REQUESTED), crashed)[::2] == (Cause.DRAFTER, NONE)
+    alone = exit_(10, pb.REQUESTED), exit_(11, pb.REQUESTED)
+    assert diagnosed(fault, *alone)[::2] == (Cause.DRAFTER, NONE)
+
+
 def test_any_other_answer_is_the_workers_error() -> None:
     exits = exit_(10, pb.REQUESTED, stood_s=2.1), exit_(11, pb.REQUESTED)
     found = diagnosed(QueueFull("too large"), *exits)
