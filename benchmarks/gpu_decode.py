@@ -43,7 +43,7 @@ _GIB = 1 << 30
 
 
 class Step(NamedTuple):
-    """One that has finished."""
+    """Finished step."""
 
     launch_s: float  # in which the host was launching
     ended: float  # by perf_counter
@@ -102,7 +102,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parser_of_bench(doc: str | None, *, batch: list[int], window: int) -> argparse.ArgumentParser:
-    """What a Bench wants to know, with these defaults."""
+    """Return the parser of a Bench's arguments, with these defaults."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0] if doc else None)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
@@ -162,7 +162,7 @@ class Bench:
     def figures(
         self, batch: int, width: int, depth: int, copy_gb_s: float, top_p: float = 1.0
     ) -> dict[str, Any]:
-        """Of decoding `batch` requests, `width` rows of each at a time."""
+        """Return figures of decoding `batch` requests, `width` rows of each at a time."""
         facts = self.built.facts
         if 1 + batch * self._blocks > facts.num_blocks:
             return {"batch": batch, "skipped": f"{facts.num_blocks} KV blocks are too few"}
@@ -187,7 +187,7 @@ class Bench:
         }
 
     def prompt_figures(self, length: int) -> dict[str, Any]:
-        """Of the first token behind a prompt; the best of some, the first of which warms up."""
+        """Return figures of the first token behind a prompt: the best, after one to warm up."""
         seconds = [self._prompt(length) for _ in range(1 + _PROMPTS)][1:]
         return {
             "prompt": length,

@@ -101,7 +101,7 @@ def _measure(case: Case, copy_gb_s: float) -> dict[str, Any]:
 
 
 def _works(case: Case) -> Iterator[Work]:
-    """As many buffers as it takes to make a cold case cold."""
+    """Yield enough buffers to make a cold case cold."""
     first = case.make("cuda")
     yield first
     beyond = 2 * torch.cuda.get_device_properties(0).L2_cache_size
@@ -124,7 +124,7 @@ def _us_per_launch(runs: Sequence[Callable[[], object]]) -> float:
 
 
 def _launches(us: float) -> int:
-    """As many as time allows; the launch of one kernel by itself takes some microseconds more."""
+    """Return how many launches time allows; a single one takes some microseconds more."""
     return int(min(max(_GRAPH_US / us, 3), _LAUNCHES))
 
 

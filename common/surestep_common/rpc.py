@@ -128,7 +128,7 @@ class Server:
     ) -> None:
         """`max_message_bytes` of what is received; larger messages are refused unread."""
         gate = access.Gate(guests or {}, public)
-        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate, Strangers())]
+        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate)]
         most = ("grpc.max_receive_message_length", max_message_bytes)
         self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, most))
         self._names = ("", *(service.full_name for service in services))
@@ -235,7 +235,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stu
         """Return the handler that serves this call."""
 
 
-class Strangers:
+class _Strangers:
     """Health checks of clients that show no secret: few at a time, and each says soon what it asks.
 
     gRPC bounds a message by the largest of the whole server, so what strangers could have it
@@ -287,8 +287,8 @@ class Strangers:
 class _AccessInterceptor(_Interceptor):
     """Refuses calls that the gate does not admit, and lets health checks of strangers wait."""
 
-    def __init__(self, gate: access.Gate, strangers: Strangers) -> None:
-        self._gate, self._strangers = gate, strangers
+    def __init__(self, gate: access.Gate) -> None:
+        self._gate, self._strangers = gate, _Strangers()
 
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
         if not self._gate.admits(details):

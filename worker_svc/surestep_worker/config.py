@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
-from surestep_common.access import PeerSettings, is_loopback
+from surestep_common.access import PeerSettings, is_local
 from surestep_common.config import Count, gpus_are_hidden
 from surestep_common.gguf import ModelPath
 
@@ -258,5 +258,4 @@ class WorkerSettings(PeerSettings):
         """Ranks of the group that share this machine, as far as the settings tell."""
         if self.local_ranks is not None:
             return self.local_ranks
-        host, _, _ = self.tp_master.rpartition(":")
-        return self.tensor_parallel_size if is_loopback(host) else 1
+        return self.tensor_parallel_size if is_local(self.tp_master) else 1

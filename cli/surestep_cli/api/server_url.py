@@ -16,7 +16,7 @@ URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socke
 
 
 class ServerUrl(Settings):
-    """What commands need that talk to a running server.
+    """Settings of commands that talk to a running server.
 
     That is what they read from variables and files too: other names there are settings of servers.
     """

@@ -20,7 +20,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 class ProcessRow(NamedTuple):
-    """One process as a row of the table."""
+    """Process as a row of the table."""
 
     name: str
     pid: str

@@ -33,6 +33,15 @@ CHOICES = ("alphabet", "alpha beta", "gamma", "delta delta")
 LARK = 'start: "(" item ("," item)* ")"\nitem: /[a-z]{1,3}/ | start'
 
 COMPACT = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
+OBJECT = LLMatcher.grammar_from_json_schema(  # of little choice, for tests of single walks
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    defaults={"whitespace_flexible": False},
+)
 SOURCES = {
     "schema": COMPACT,
     "spaced": LLMatcher.grammar_from_json_schema(SCHEMA),

@@ -15,6 +15,7 @@ import pytest
 from llguidance import LLMatcher
 from support.checkpoints import ascii_tokenizer
 from support.hostile_grammars import costly_to_compile, costly_to_follow
+from support.parity.grammars import OBJECT
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.grammar import compiler as compiler_module
@@ -28,15 +29,6 @@ from tokenizers import Tokenizer
 pytestmark = pytest.mark.timeout(300)
 VOCAB, EOS = 160, 2
 TIMEOUT_S = 200.0
-OBJECT = LLMatcher.grammar_from_json_schema(
-    {
-        "type": "object",
-        "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-    defaults={"whitespace_flexible": False},
-)
 REGEX = LLMatcher.grammar_from_regex
 
 

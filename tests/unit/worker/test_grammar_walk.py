@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 from support.checkpoints import ascii_tokenizer
+from support.parity.grammars import OBJECT
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 from surestep_worker.grammar.walk import Walk, allows
@@ -19,15 +20,6 @@ from tokenizers import Tokenizer
 
 VOCAB, EOS = 160, 2
 NUM_WORDS = VOCAB // 32
-OBJECT = LLMatcher.grammar_from_json_schema(
-    {
-        "type": "object",
-        "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-    defaults={"whitespace_flexible": False},
-)
 Matcher = Callable[[str], LLMatcher]
 WORD = LLMatcher.grammar_from_regex("[a-z]{1,3}")
 REGEX = LLMatcher.grammar_from_regex

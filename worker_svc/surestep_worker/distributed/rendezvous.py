@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+from surestep_common import addresses
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
@@ -28,8 +29,7 @@ def join_group(rank: int, size: int, address: str, timeout_s: float) -> Store:
 
     Raises DistError or RuntimeError if they do not join in time.
     """
-    host, _, port = address.rpartition(":")
-    place = host, int(port)
+    place = addresses.split(address)
     deadline = time.monotonic() + timeout_s
     attempt = _gather if rank == 0 else _join
     while True:
