@@ -1,4 +1,4 @@
-"""A wire that can be cut: TCP between a client and a server, both on the loopback interface."""
+"""A wire that can be cut: between a client and a server, both on this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 from typing import Self
 
+from surestep_common import addresses
+
 _CHUNK = 1 << 16
 
 
 class Wire:
-    """Forwards to `target` (host:port). Use as an async context manager; `address` is its own."""
+    """Forwards to `target`, a gRPC address. Use as an async context manager; `address` is its own."""
 
     def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self._target = target
         self._ends: set[asyncio.StreamWriter] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
@@ -57,7 +58,7 @@ class Wire:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+            far_reader, far_writer = await self._connect()
         except OSError:  # nobody listens there at the moment
             writer.transport.abort()
             return
@@ -75,6 +76,13 @@ class Wire:
             self._connections.discard(task)
             for end in ends:
                 end.transport.abort()
+
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = addresses.split(self._target)
+        if self._target.startswith(addresses.UNIX):
+            return await asyncio.open_unix_connection(host)
+        return await asyncio.open_connection(host, port)
 
 
 async def _pump(
