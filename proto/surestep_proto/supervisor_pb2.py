@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsurestep_proto/supervisor.proto\x12\x0bsurestep.v1\"Z\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.surestep.v1.Phase\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xb8\x01\n\x08RankExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12%\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x16.surestep.v1.ExitCause\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12$\n\x04last\x18\x04 \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x12\n\nreplaced_s\x18\x06 \x01(\x01\x12\x0e\n\x06signal\x18\x07 \x01(\r\x12\x0f\n\x07outside\x18\x08 \x01(\x08\"\x19\n\x17SupervisorStatusRequest\"\xe7\x02\n\x10SupervisorStatus\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12*\n\nrank_state\x18\x03 \x01(\x0e\x32\x16.surestep.v1.RankState\x12\x10\n\x08rank_pid\x18\x04 \x01(\r\x12\x14\n\x0crank_address\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x11\n\tlast_exit\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12)\n\theartbeat\x18\t \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12$\n\x05\x65xits\x18\n \x03(\x0b\x32\x15.surestep.v1.RankExit\x12\x13\n\x0bstandby_pid\x18\x0b \x01(\r\x12\x19\n\x11held_weight_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\x1c\n\x14\x66\x61ilure_is_permanent\x18\x0e \x01(\x08\"6\n\x0eRestartRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0c\x65xpected_pid\x18\x02 \x01(\r\"$\n\x0fRestartResponse\x12\x11\n\trestarted\x18\x01 \x01(\x08*\x8c\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0e\n\nWARMING_UP\x10\x02\x12\x08\n\x04IDLE\x10\x03\x12\r\n\tPREPARING\x10\x04\x12\x0c\n\x08\x44RAFTING\x10\x05\x12\x0b\n\x07\x46ORWARD\x10\x06\x12\x0c\n\x08SAMPLING\x10\x07\x12\r\n\tCOMPILING\x10\x08*k\n\tExitCause\x12\x1a\n\x16\x45XIT_CAUSE_UNSPECIFIED\x10\x00\x12\n\n\x06\x45XITED\x10\x01\x12\n\n\x06KILLED\x10\x02\x12\x08\n\x04HUNG\x10\x03\x12\r\n\tREQUESTED\x10\x04\x12\x11\n\rOUT_OF_MEMORY\x10\x05*J\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03\x32\xa1\x01\n\nSupervisor\x12M\n\x06Status\x12$.surestep.v1.SupervisorStatusRequest\x1a\x1d.surestep.v1.SupervisorStatus\x12\x44\n\x07Restart\x12\x1b.surestep.v1.RestartRequest\x1a\x1c.surestep.v1.RestartResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsurestep_proto/supervisor.proto\x12\x0bsurestep.v1\"Z\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.surestep.v1.Phase\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xb8\x01\n\x08RankExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12%\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x16.surestep.v1.ExitCause\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12$\n\x04last\x18\x04 \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x12\n\nreplaced_s\x18\x06 \x01(\x01\x12\x0e\n\x06signal\x18\x07 \x01(\r\x12\x0f\n\x07outside\x18\x08 \x01(\x08\"+\n\x17SupervisorStatusRequest\x12\x10\n\x08watch_ms\x18\x01 \x01(\r\"\x90\x03\n\x10SupervisorStatus\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12*\n\nrank_state\x18\x03 \x01(\x0e\x32\x16.surestep.v1.RankState\x12\x10\n\x08rank_pid\x18\x04 \x01(\r\x12\x14\n\x0crank_address\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x11\n\tlast_exit\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12)\n\theartbeat\x18\t \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12$\n\x05\x65xits\x18\n \x03(\x0b\x32\x15.surestep.v1.RankExit\x12\x13\n\x0bstandby_pid\x18\x0b \x01(\r\x12\x19\n\x11held_weight_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\'\n\x08\x61\x63tivity\x18\x0f \x01(\x0e\x32\x15.surestep.v1.Activity\x12\x1c\n\x14\x66\x61ilure_is_permanent\x18\x0e \x01(\x08\"6\n\x0eRestartRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0c\x65xpected_pid\x18\x02 \x01(\r\"$\n\x0fRestartResponse\x12\x11\n\trestarted\x18\x01 \x01(\x08*\x8c\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0e\n\nWARMING_UP\x10\x02\x12\x08\n\x04IDLE\x10\x03\x12\r\n\tPREPARING\x10\x04\x12\x0c\n\x08\x44RAFTING\x10\x05\x12\x0b\n\x07\x46ORWARD\x10\x06\x12\x0c\n\x08SAMPLING\x10\x07\x12\r\n\tCOMPILING\x10\x08*k\n\tExitCause\x12\x1a\n\x16\x45XIT_CAUSE_UNSPECIFIED\x10\x00\x12\n\n\x06\x45XITED\x10\x01\x12\n\n\x06KILLED\x10\x02\x12\x08\n\x04HUNG\x10\x03\x12\r\n\tREQUESTED\x10\x04\x12\x11\n\rOUT_OF_MEMORY\x10\x05*J\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03*^\n\x08\x41\x63tivity\x12\x14\n\x10\x41\x43TIVITY_UNKNOWN\x10\x00\x12\x0b\n\x07\x41T_REST\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0b\n\x07WAITING\x10\x03\x12\x15\n\x11\x41WAITING_COMPILER\x10\x04\x32\xa1\x01\n\nSupervisor\x12M\n\x06Status\x12$.surestep.v1.SupervisorStatusRequest\x1a\x1d.surestep.v1.SupervisorStatus\x12\x44\n\x07Restart\x12\x1b.surestep.v1.RestartRequest\x1a\x1c.surestep.v1.RestartResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'surestep_proto.supervisor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=811
-  _globals['_PHASE']._serialized_end=951
-  _globals['_EXITCAUSE']._serialized_start=953
-  _globals['_EXITCAUSE']._serialized_end=1060
-  _globals['_RANKSTATE']._serialized_start=1062
-  _globals['_RANKSTATE']._serialized_end=1136
+  _globals['_PHASE']._serialized_start=870
+  _globals['_PHASE']._serialized_end=1010
+  _globals['_EXITCAUSE']._serialized_start=1012
+  _globals['_EXITCAUSE']._serialized_end=1119
+  _globals['_RANKSTATE']._serialized_start=1121
+  _globals['_RANKSTATE']._serialized_end=1195
+  _globals['_ACTIVITY']._serialized_start=1197
+  _globals['_ACTIVITY']._serialized_end=1291
   _globals['_HEARTBEAT']._serialized_start=48
   _globals['_HEARTBEAT']._serialized_end=138
   _globals['_RANKEXIT']._serialized_start=141
   _globals['_RANKEXIT']._serialized_end=325
   _globals['_SUPERVISORSTATUSREQUEST']._serialized_start=327
-  _globals['_SUPERVISORSTATUSREQUEST']._serialized_end=352
-  _globals['_SUPERVISORSTATUS']._serialized_start=355
-  _globals['_SUPERVISORSTATUS']._serialized_end=714
-  _globals['_RESTARTREQUEST']._serialized_start=716
-  _globals['_RESTARTREQUEST']._serialized_end=770
-  _globals['_RESTARTRESPONSE']._serialized_start=772
-  _globals['_RESTARTRESPONSE']._serialized_end=808
-  _globals['_SUPERVISOR']._serialized_start=1139
-  _globals['_SUPERVISOR']._serialized_end=1300
+  _globals['_SUPERVISORSTATUSREQUEST']._serialized_end=370
+  _globals['_SUPERVISORSTATUS']._serialized_start=373
+  _globals['_SUPERVISORSTATUS']._serialized_end=773
+  _globals['_RESTARTREQUEST']._serialized_start=775
+  _globals['_RESTARTREQUEST']._serialized_end=829
+  _globals['_RESTARTRESPONSE']._serialized_start=831
+  _globals['_RESTARTRESPONSE']._serialized_end=867
+  _globals['_SUPERVISOR']._serialized_start=1294
+  _globals['_SUPERVISOR']._serialized_end=1455
 # @@protoc_insertion_point(module_scope)

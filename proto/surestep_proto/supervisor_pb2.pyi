@@ -34,6 +34,14 @@ class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STARTING: _ClassVar[RankState]
     READY: _ClassVar[RankState]
     DEAD: _ClassVar[RankState]
+
+class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTIVITY_UNKNOWN: _ClassVar[Activity]
+    AT_REST: _ClassVar[Activity]
+    RUNNING: _ClassVar[Activity]
+    WAITING: _ClassVar[Activity]
+    AWAITING_COMPILER: _ClassVar[Activity]
 PHASE_UNSPECIFIED: Phase
 LOADING: Phase
 WARMING_UP: Phase
@@ -53,6 +61,11 @@ RANK_STATE_UNSPECIFIED: RankState
 STARTING: RankState
 READY: RankState
 DEAD: RankState
+ACTIVITY_UNKNOWN: Activity
+AT_REST: Activity
+RUNNING: Activity
+WAITING: Activity
+AWAITING_COMPILER: Activity
 
 class Heartbeat(_message.Message):
     __slots__ = ("epoch", "step", "phase", "age_s")
@@ -87,11 +100,13 @@ class RankExit(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ..., signal: _Optional[int] = ..., outside: _Optional[bool] = ...) -> None: ...
 
 class SupervisorStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("watch_ms",)
+    WATCH_MS_FIELD_NUMBER: _ClassVar[int]
+    watch_ms: int
+    def __init__(self, watch_ms: _Optional[int] = ...) -> None: ...
 
 class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "failure_is_permanent")
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "activity", "failure_is_permanent")
     PID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +120,7 @@ class SupervisorStatus(_message.Message):
     STANDBY_PID_FIELD_NUMBER: _ClassVar[int]
     HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     FAILURE_IS_PERMANENT_FIELD_NUMBER: _ClassVar[int]
     pid: int
     rank: int
@@ -119,8 +135,9 @@ class SupervisorStatus(_message.Message):
     standby_pid: int
     held_weight_bytes: int
     failure: str
+    activity: Activity
     failure_is_permanent: bool
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., failure_is_permanent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., failure_is_permanent: _Optional[bool] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("reason", "expected_pid")

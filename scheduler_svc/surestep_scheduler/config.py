@@ -81,7 +81,10 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"
     )
     step_deadline_floor_s: float = Field(
-        default=3.0, gt=0, description="seconds before which no step is given up"
+        default=3.0,
+        gt=0,
+        description="seconds before which no step is given up whose workers may be busy; half of "
+        "them if they run on cores of their own, a sixth if they are at rest",
     )
     step_deadline_ceiling_s: float = Field(
         default=30.0, gt=0, description="seconds after which every step is given up"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import openai
 import pytest
-from support.faults.cases import SEED, Setup
+from support.faults.cases import SEED, Setup, nothing
 from support.faults.run import Served, client_of, run
 from support.faults.server import SECRET, FaultyServer, serve_for_faults
 from support.faults.setups import flags, model, served_by
@@ -139,3 +141,19 @@ def scheduler_of(server: FaultyServer) -> str:
     """host:port."""
     address: str = server.stack.scheduler()["address"]
     return address
+
+
+@served_by(["none-tp1"])
+def test_a_busy_machine_is_no_fault(served: Served) -> None:
+    """Ranks that get a twentieth of a core are late, and none is taken for hung."""
+    before = served.server.facts()
+    with ExitStack() as stack:
+        for _ in range(20):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        answers = asyncio.run(run(served.server.stack.url, served.asks))
+    assert differences(served.expected, answers) == []
+    served.server.recovered(served.holdings)
+    after = served.server.facts()
+    assert nothing(before, after)
+    assert after.since(before) == []

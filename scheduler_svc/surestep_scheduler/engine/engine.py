@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from surestep_common.errors import (
     InvalidRequest,
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
 _RETRY_AFTER_S = 1.0
-_ASK_S = 0.25  # that a supervisor has to say what a late rank is doing
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
 StateListener = Callable[[scheduler_pb2.EngineState], Awaitable[None]]
@@ -275,7 +273,7 @@ class Engine:
             self.incidents,
             wake=self._wake,
             clock=self.clock,
-            are_compiling=partial(self.supervisors.are_compiling, _ASK_S),
+            activity=self.supervisors.activity,
             canary_interval_s=self._settings.canary_interval_s,
         )
         self.waiting_for = ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 from surestep_common.errors import DeadlineExceeded, ModelFault, SurestepError
 from surestep_common.invariants import LAST_TOKEN
 from surestep_proto import sampling_pb2
+from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.messages import Outcome
@@ -31,6 +33,13 @@ _LONGEST_WAIT_S = 5.0
 _CANARY_TOKENS = 16  # of a canary that is to show that the workers live
 _SEND_S = 1.0  # that workers get at least to take a plan
 _GREEDY = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
+_DOING = {  # what the ranks are doing, in the reason of a loss
+    pb.AT_REST: "the ranks are at rest",
+    pb.RUNNING: "the ranks are running",
+    pb.WAITING: "the ranks wait for a core or a disk",
+    pb.AWAITING_COMPILER: "a kernel is compiled",
+    pb.ACTIVITY_UNKNOWN: "what the ranks do is not known",
+}
 _OVERSLEPT_S = 0.25  # a timeout noticed so late shows a pause of this process, not of the workers
 
 
@@ -38,7 +47,7 @@ class Epoch:
     """Everything on one event loop; nothing awaits while a step is planned or committed, so
     requests come and go between steps.
 
-    `are_compiling` is asked before workers that are late are given up. `incidents` that no step has
+    `activity` is asked before workers that are late are given up. `incidents` that no step has
     followed yet end with the first step. `canary_interval_s`: idle
     seconds after which a request of its own shows whether the workers live; 0 = never.
     """
@@ -52,7 +61,7 @@ class Epoch:
         *,
         wake: asyncio.Event,
         clock: Callable[[], float],
-        are_compiling: Callable[[], Awaitable[bool]],
+        activity: Callable[[], Coroutine[Any, Any, pb.Activity]],
         canary_interval_s: float,
     ) -> None:
         self._state = state
@@ -61,7 +70,7 @@ class Epoch:
         self._incidents = incidents
         self._wake = wake
         self._clock = clock
-        self._are_compiling = are_compiling
+        self._activity = activity
         self._canary_interval_s = canary_interval_s
         # Whether workers that were lost are well again is not known yet.
         self._token_at = -math.inf if incidents.pending else clock()
@@ -88,7 +97,7 @@ class Epoch:
     async def _drive(self, group: WorkerGroup) -> None:
         while True:
             await self._send_plans(group)
-            await self._wait()
+            await self._wait(group)
             if self._interruption is not None:
                 raise self._interruption
             for outcome in group.take():
@@ -105,35 +114,44 @@ class Epoch:
             self._requests.admitted(plan.admissions, now)
             sent = self._monitor.sent(plan, state.speculation.expected, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
-            timeout_s = max(self._monitor.due_at - now, _SEND_S)
+            timeout_s = max(self._monitor.lost_at - now, _SEND_S)
             message = to_proto(plan, round(1000 * sent.budget_s)).SerializeToString()
             self._monitor.times.planned(self._clock() - now)
             await group.send(message, timeout_s)
 
-    async def _wait(self) -> None:
+    async def _wait(self, group: WorkerGroup) -> None:
         """Wait until something happens. Raises DeadlineExceeded when the oldest step is late."""
         due_at, canary_at = self._monitor.due_at, self._canary_at()
         wait_s = min(min(due_at, canary_at) - self._clock(), _LONGEST_WAIT_S)
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 await self._wake.wait()
-        except TimeoutError as error:
+        except TimeoutError:
             now = self._clock()
-            if now >= due_at and not await self._has_more_time(now - due_at):
-                message = f"no result within {self._monitor.oldest_budget_s:.1f} s"
-                raise DeadlineExceeded(message) from error
-            if now >= canary_at:
+            if now >= due_at:
+                await self._look_at(group, now - due_at)
+            elif now >= canary_at:
                 self._send_canary(now)
         self._wake.clear()
 
-    async def _has_more_time(self, late_s: float) -> bool:
-        """Give the oldest step its time again if it is late for a reason that is no hang."""
+    async def _look_at(self, group: WorkerGroup, late_s: float) -> None:
+        """Find out whether the workers hang. Raises DeadlineExceeded if they do."""
         if late_s > _OVERSLEPT_S and self._monitor.extend_deadline(self._clock()):
-            return True
-        compiling = await self._are_compiling()
-        if compiling:
-            self._monitor.restart_deadline(self._clock())
-        return compiling
+            return
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(self._activity())
+            asking.add_done_callback(lambda _: self._wake.set())
+            while not (asking.done() or group.has_outcome or self._interruption):
+                self._wake.clear()
+                await self._wake.wait()
+            asking.cancel()
+        if group.has_outcome or self._interruption:
+            return
+        doing = asking.result()
+        now = self._clock()
+        if not self._monitor.has_more_time(doing, now):
+            silent_s = self._monitor.silent_s(now)
+            raise DeadlineExceeded(f"no result within {silent_s:.1f} s; {_DOING[doing]}")
 
     def _apply(self, outcome: Outcome) -> None:
         state, now = self._state, self._clock()

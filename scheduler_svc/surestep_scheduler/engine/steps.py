@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from surestep_common.invariants import IntArray
+from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
+from surestep_scheduler.recovery.deadline import SHARES, Recent, StepClass, StepKind, StepTimer
 from surestep_scheduler.speculation.learnt_costs import Expected
 
 from .recent_steps import RecentSteps
@@ -28,10 +30,15 @@ class Sent(NamedTuple):
 
     step_class: StepClass
     sent_at: float
-    budget_s: float
+    budgets_s: Mapping[pb.Activity, float]  # by what its workers are doing when it is late
     expected: Expected  # not known if prompts are in it
     follows: bool  # there was work before it, so that the workers should not have had to wait
     mode: IntArray  # of its rows
+
+    @property
+    def budget_s(self) -> float:
+        """The longest of its budgets."""
+        return self.budgets_s[pb.ACTIVITY_UNKNOWN]
 
 
 class StepMonitor:
@@ -49,19 +56,22 @@ class StepMonitor:
         self._busy = False
         self._not_before = -math.inf  # no step counts as started earlier
         self._extended = False  # the oldest step, already
+        self._looked_s = 0.0  # after so long at the oldest step, already
 
     def open_epoch(self) -> None:
         """Begin an epoch, with nothing in flight."""
         self._sent.clear()
         self._busy = self._extended = False
+        self._looked_s = 0.0
 
     def sent(self, plan: Plan, expected: Expected, now: float) -> Sent:
         """Start the clock of a plan that leaves."""
         step_class = classify(plan)
         known = Expected() if plan.rows.num_tokens.any() else expected
-        sent = Sent(
-            step_class, now, self.timer.budget_s(step_class), known, self._busy, plan.rows.mode
-        )
+        budgets_s = {
+            doing: self.timer.budget_s(step_class, share) for doing, share in SHARES.items()
+        }
+        sent = Sent(step_class, now, budgets_s, known, self._busy, plan.rows.mode)
         self._busy = True
         self._sent.append(sent)
         return sent
@@ -72,7 +82,7 @@ class StepMonitor:
 
     def answered(self, gap_s: float, now: float) -> tuple[Sent, float]:
         """Stop the clock of the oldest step, with `gap_s` idle; return it and its duration."""
-        sent, self._extended = self._sent.popleft(), False
+        sent, self._extended, self._looked_s = self._sent.popleft(), False, 0.0
         took_s = now - self._started_at(sent)
         self.timer.observe(sent.step_class, took_s)
         self.last_step_at = now
@@ -82,15 +92,29 @@ class StepMonitor:
 
     @property
     def due_at(self) -> float:
-        """When the oldest step in flight is late; infinity when there is none."""
+        """When the oldest step in flight may be late; infinity when there is none."""
         if not self._sent:
             return math.inf
-        return self._started_at(self._sent[0]) + self._sent[0].budget_s
+        budgets_s = self._sent[0].budgets_s.values()
+        budget_s = min((s for s in budgets_s if s > self._looked_s), default=self._looked_s)
+        return self._started_at(self._sent[0]) + budget_s
 
     @property
-    def oldest_budget_s(self) -> float:
-        """Budget of the oldest step in flight."""
-        return self._sent[0].budget_s
+    def lost_at(self) -> float:
+        """When the oldest step in flight is late whatever is not known; infinity if none is."""
+        return self._started_at(self._sent[0]) + self._sent[0].budget_s if self._sent else math.inf
+
+    def has_more_time(self, doing: pb.Activity, now: float) -> bool:
+        """Return whether the oldest step, which may be late, has more time now that it is known
+        what its workers are doing.
+        """
+        oldest = self._sent[0]
+        bounded = now - self._begun_at(oldest) >= self.timer.ceiling_s
+        if doing == pb.AWAITING_COMPILER or (doing == pb.WAITING and not bounded):
+            self.restart_deadline(now)
+            return True
+        self._looked_s = now - self._started_at(oldest)
+        return self._looked_s < oldest.budgets_s[doing]
 
     def missed(self) -> None:
         """Note that the oldest step was late."""
@@ -106,7 +130,7 @@ class StepMonitor:
 
     def restart_deadline(self, now: float) -> None:
         """Give the step in flight its time again: the workers are known not to hang."""
-        self._not_before = now
+        self._not_before, self._looked_s = now, 0.0
 
     def silent_s(self, now: float) -> float:
         """Return how long workers that should have answered have shown no sign of life."""
@@ -114,5 +138,8 @@ class StepMonitor:
 
     def _started_at(self, sent: Sent) -> float:
         """Workers run one step at a time: a step starts when the one before it has ended."""
+        return max(self._begun_at(sent), self._not_before)
+
+    def _begun_at(self, sent: Sent) -> float:
         last_step_at = -math.inf if self.last_step_at is None else self.last_step_at
-        return max(sent.sent_at, last_step_at, self._not_before)
+        return max(sent.sent_at, last_step_at)

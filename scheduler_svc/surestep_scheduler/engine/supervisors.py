@@ -14,6 +14,10 @@ from surestep_proto.supervisor_pb2_grpc import SupervisorStub
 
 logger = logging.getLogger(__name__)
 
+_WATCH_MS, _WATCH_TIMEOUT_S = 200, 1.0
+_STATUS = pb.SupervisorStatusRequest()  # without watching
+_BY_WORK = (pb.AWAITING_COMPILER, pb.WAITING, pb.ACTIVITY_UNKNOWN, pb.RUNNING, pb.AT_REST)
+
 
 class Supervisors:
     """Channels to the supervisor of each rank; may be empty."""
@@ -31,20 +35,26 @@ class Supervisors:
         answers = await asyncio.gather(*(self._status(stub, timeout_s) for stub in self._stubs))
         return sorted((a for a in answers if a is not None), key=lambda status: status.rank)
 
-    async def _status(self, stub: Any, timeout_s: float) -> pb.SupervisorStatus | None:
+    async def _status(
+        self, stub: Any, timeout_s: float, request: pb.SupervisorStatusRequest = _STATUS
+    ) -> pb.SupervisorStatus | None:
         try:
             with translate_errors():
-                status = await stub.Status(pb.SupervisorStatusRequest(), timeout=timeout_s)
+                status = await stub.Status(request, timeout=timeout_s)
         except SurestepError as error:
             logger.debug("a supervisor does not answer: %s", error)
             return None
         self._rank[stub] = status.rank
         return cast(pb.SupervisorStatus, status)
 
-    async def are_compiling(self, timeout_s: float) -> bool:
-        """Return whether a rank is known to wait for the compiler of a kernel."""
-        statuses = await self.statuses(timeout_s)
-        return any(status.heartbeat.phase == pb.COMPILING for status in statuses)
+    async def activity(self) -> pb.Activity:
+        """Watch what the ranks do: what the busiest does, since the others may wait for it."""
+        request = pb.SupervisorStatusRequest(watch_ms=_WATCH_MS)
+        answers = await asyncio.gather(
+            *(self._status(stub, _WATCH_TIMEOUT_S, request) for stub in self._stubs)
+        )
+        doing = [pb.ACTIVITY_UNKNOWN if a is None else a.activity for a in answers]
+        return next((d for d in _BY_WORK if d in doing), pb.ACTIVITY_UNKNOWN)
 
     def check_ready(self, statuses: Sequence[pb.SupervisorStatus]) -> None:
         """Raise Unavailable unless every supervisor has answered, and every rank is ready."""

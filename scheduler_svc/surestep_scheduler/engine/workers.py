@@ -147,9 +147,14 @@ class WorkerGroup:
     def take(self) -> list[Outcome]:
         """Return the outcomes of the steps that all ranks have answered."""
         outcomes = []
-        while all(self._results):
+        while self.has_outcome:
             outcomes.append(from_proto([results.popleft() for results in self._results]))
         return outcomes
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether all ranks have answered the oldest step."""
+        return all(self._results)
 
     @property
     def num_unread(self) -> int:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from surestep_proto import supervisor_pb2 as pb
+
+# What workers that are late may be doing, and the share of the floor before which they are kept:
+# those at rest will not answer; those that run may have met what takes longer than ever before.
+SHARES: Mapping[pb.Activity, float] = {
+    pb.AT_REST: 1 / 6,
+    pb.RUNNING: 1 / 2,
+    pb.ACTIVITY_UNKNOWN: 1,
+    pb.WAITING: 1,
+    pb.AWAITING_COMPILER: 1,
+}
 _MARGIN = 8.0  # times the expected duration
 _LEAST_MARGIN = 2.0  # the same where the ceiling would leave less
 _WEIGHT = 0.1  # of the newest duration in the running mean
@@ -58,8 +70,9 @@ class StepTimer:
         self._misses = 0  # since the last result
         self.recent_s = Recent()
 
-    def budget_s(self, step: StepClass) -> float:
-        """Return the time for a step: a multiple of what is expected; warm-up's for a new kind.
+    def budget_s(self, step: StepClass, share: float = 1.0) -> float:
+        """Return the time for a step: a multiple of what is expected, or this share of the floor;
+        warm-up's for a new kind.
 
         Where nothing comes back in time again and again, the machine may have become slow: the
         budget doubles from the second miss on, until there is a result.
@@ -68,8 +81,15 @@ class StepTimer:
         if expected_s is None:
             return max(self._warmup_s, self._floor_s)
         extension = 2.0 ** min(max(self._misses - 1, 0), _MOST_DOUBLINGS)
-        budget_s = min(max(_MARGIN * expected_s, self._floor_s) * extension, self._ceiling_s)
+        budget_s = min(
+            max(_MARGIN * expected_s, share * self._floor_s) * extension, self._ceiling_s
+        )
         return max(budget_s, _LEAST_MARGIN * expected_s)
+
+    @property
+    def ceiling_s(self) -> float:
+        """Time after which steps are given up, whatever their workers do."""
+        return self._ceiling_s
 
     def _expected_s(self, step: StepClass) -> float | None:
         """Extrapolate from the nearest size; a larger step takes longer in proportion at most."""

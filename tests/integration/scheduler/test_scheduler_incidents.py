@@ -26,6 +26,7 @@ from support.processes.scheduler_harness import (
 )
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import supervisor_pb2, worker_pb2
+from surestep_scheduler.recovery.deadline import SHARES
 
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
@@ -105,7 +106,9 @@ async def test_a_hang_right_after_a_recovery_is_found_in_time() -> None:
     assert [incident.cause for incident in status.incidents] == ["worker_hang"] * 2
     for incident in status.incidents:
         # The floor, or a multiple of what steps take on a machine that has other work.
-        found = re.match(r"no result within (\d+\.\d) s; rank 0 was in FORWARD", incident.reason)
+        found = re.match(
+            r"no result within (\d+\.\d) s; [^;]*; rank 0 was in FORWARD", incident.reason
+        )
         assert found is not None, incident.reason
         deadline_s = float(found[1])
         assert FLOOR_S <= deadline_s < WARMUP_S / 2
@@ -114,25 +117,45 @@ async def test_a_hang_right_after_a_recovery_is_found_in_time() -> None:
     assert took_s < WARMUP_S
 
 
-async def test_a_rank_that_compiles_is_not_given_up_and_one_that_hangs_behind_it_is() -> None:
-    """Its supervisor knows, so that it has its time again for as long as the compiler runs."""
+@pytest.mark.parametrize("doing", [supervisor_pb2.AWAITING_COMPILER, supervisor_pb2.WAITING])
+async def test_a_rank_that_had_no_turn_is_not_given_up_and_one_that_hangs_behind_it_is(
+    doing: supervisor_pb2.Activity,
+) -> None:
+    """Its supervisor knows, so that it has its time again, for a core until the ceiling."""
     gate = Gate(epoch=1, steps=12)
     supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
-    short = IMPATIENT | {"step_warmup_s": FLOOR_S, "step_deadline_ceiling_s": FLOOR_S}
+    short = IMPATIENT | {"step_warmup_s": FLOOR_S}
     async with supervisor as address, supervised(address, **short) as client:
         work = asyncio.ensure_future(everything(client))
         await gate.reached.wait()
-        supervisor.phase, before = supervisor_pb2.COMPILING, supervisor.num_asked
+        supervisor.activity, before = doing, supervisor.num_watched
         async with asyncio.timeout(TIMEOUT_S):  # until the deadline has passed three times
-            while supervisor.num_asked < before + 3:
+            while supervisor.num_watched < before + 3:
                 await asyncio.sleep(0.05)
         stats = await client.stats()
         assert (stats.num_epochs, stats.num_step_deadlines_exceeded) == (1, 0)
-        supervisor.phase = supervisor_pb2.FORWARD
+        supervisor.activity = supervisor_pb2.AT_REST
         await work
         stats = await client.idle()
     assert (stats.num_epochs, stats.num_step_deadlines_exceeded) == (2, 1)
     assert dict(stats.num_incidents)["worker_hang"] == 1
+
+
+@pytest.mark.parametrize("doing", [supervisor_pb2.AT_REST, supervisor_pb2.RUNNING])
+async def test_a_late_rank_is_given_up_the_earlier_the_less_it_does(
+    doing: supervisor_pb2.Activity,
+) -> None:
+    gate = Gate(epoch=1, steps=12)
+    supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
+    supervisor.activity = doing
+    long = IMPATIENT | {"step_deadline_floor_s": 6.0}
+    async with supervisor as address, supervised(address, **long) as client:
+        await everything(client)
+        stats = await client.idle()
+        (incident,) = (await status_of(client)).incidents
+    given_s = 6 * SHARES[doing]
+    assert given_s <= incident.detect_s < given_s + FLOOR_S
+    assert stats.num_step_deadlines_exceeded == 1
 
 
 async def test_a_scheduler_that_was_stopped_does_not_blame_the_workers() -> None:

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
+from surestep_proto import supervisor_pb2 as pb
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.engine.steps import StepMonitor, classify
-from surestep_scheduler.recovery.deadline import StepClass, StepKind, StepTimer
+from surestep_scheduler.engine.steps import Sent, StepMonitor, classify
+from surestep_scheduler.recovery.deadline import SHARES, StepClass, StepKind, StepTimer
 from surestep_scheduler.speculation.learnt_costs import Expected
 
 FLOOR_S, CEILING_S, WARMUP_S = 3.0, 30.0, 60.0
@@ -85,27 +86,38 @@ def test_budgets_double_while_nothing_comes_back_at_all() -> None:
         max_size=40,
     ),
     hung_for=st.integers(0, 3),
+    doing=st.sampled_from(sorted(SHARES.keys() - {pb.AWAITING_COMPILER})),
 )
 def test_a_hang_is_found_within_its_deadline(
-    depth: int, steps: list[tuple[int, float, float]], hung_for: int
+    depth: int, steps: list[tuple[int, float, float]], hung_for: int, doing: pb.Activity
 ) -> None:
     """Each step takes a share of its budget, then one hangs, with up to two more behind it."""
     monitor, now, ended = StepMonitor(timer()), 0.0, 0.0
-    in_flight: list[tuple[float, float, float]] = []  # sent at, budget, share
+    in_flight: list[tuple[Sent, float]] = []  # and the share of its budget that it takes
     monitor.open_epoch()
     for index, share, idle_s in steps:
         now += idle_s * (not in_flight)
-        in_flight.append((now, monitor.sent(PLANS[index], Expected(), now).budget_s, share))
+        in_flight.append((monitor.sent(PLANS[index], Expected(), now), share))
         if len(in_flight) > depth:
-            sent_at, budget_s, share = in_flight.pop(0)
-            now = ended = max(sent_at, ended) + share * budget_s
-            assert now <= monitor.due_at
+            sent, share = in_flight.pop(0)
+            now = ended = max(sent.sent_at, ended) + share * sent.budget_s
+            while monitor.due_at < now:
+                assert monitor.has_more_time(pb.ACTIVITY_UNKNOWN, monitor.due_at + 1e-9)
             monitor.answered(0.0, now)
-    monitor.sent(PLANS[hung_for % len(PLANS)], Expected(), now)
-    in_flight.append((now, monitor.oldest_budget_s, 1.0))
-    sent_at, budget_s, _ = in_flight[0]
-    assert math.isclose(monitor.due_at, max(sent_at, ended) + budget_s)
-    assert math.isclose(monitor.silent_s(monitor.due_at), budget_s)
-    assert monitor.extend_deadline(monitor.due_at + 1)
-    assert monitor.due_at > max(sent_at, ended) + budget_s + 0.99
-    assert not monitor.extend_deadline(monitor.due_at + 1)
+    in_flight.append((monitor.sent(PLANS[hung_for % len(PLANS)], Expected(), now), 1.0))
+    hung, _ = in_flight[0]
+    began = max(hung.sent_at, ended)
+    assert math.isclose(monitor.lost_at, began + hung.budget_s)
+    if doing == pb.WAITING:  # for a turn, until the ceiling
+        while monitor.due_at < began + max(CEILING_S, hung.budget_s):
+            assert monitor.has_more_time(doing, monitor.due_at + 1e-9)
+        assert not monitor.has_more_time(doing, monitor.lost_at + 1e-9)
+        return
+    while monitor.has_more_time(doing, found_at := monitor.due_at + 1e-9):
+        pass
+    late_s = monitor.silent_s(found_at)
+    assert math.isclose(late_s, hung.budgets_s[doing], abs_tol=1e-6)
+    assert FLOOR_S * SHARES[doing] <= hung.budgets_s[doing] <= hung.budget_s
+    assert monitor.extend_deadline(found_at + 1)
+    assert monitor.due_at > found_at + 1
+    assert not monitor.extend_deadline(found_at + 1)

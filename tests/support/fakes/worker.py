@@ -177,8 +177,8 @@ class FakeSupervisor(SupervisorServicer):
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.failure = ""
-        self.phase = pb.IDLE  # of the living rank, in its heartbeat
-        self.num_asked = 0  # for its status
+        self.activity = pb.ACTIVITY_UNKNOWN  # of the living rank
+        self.num_watched = 0  # times that it was asked for it
         self._ended_at: list[float] = []  # parallel to exits
         self._make = make
         self._address = ""
@@ -244,7 +244,7 @@ class FakeSupervisor(SupervisorServicer):
         self, request: pb.SupervisorStatusRequest, context: Any
     ) -> pb.SupervisorStatus:
         """Where the rank is now, and how earlier ones ended."""
-        self.num_asked += 1
+        self.num_watched += request.watch_ms > 0
         for exit_, ended_at in zip(self.exits, self._ended_at, strict=True):
             exit_.age_s = time.monotonic() - ended_at
         return pb.SupervisorStatus(
@@ -256,7 +256,7 @@ class FakeSupervisor(SupervisorServicer):
             restarts=len(self.exits),
             exits=self.exits,
             failure=self.failure,
-            heartbeat=pb.Heartbeat(phase=self.phase),
+            activity=self.activity,
         )
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartResponse:

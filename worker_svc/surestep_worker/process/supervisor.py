@@ -22,12 +22,13 @@ from surestep_proto import supervisor_pb2_grpc as pb_grpc
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
+from surestep_worker.host import activity
 from surestep_worker.host.host_memory import free_memory
 from surestep_worker.host.oom import OomKills
 
 from .control import Failure, MessageKind
 from .exits import ExitHistory, heartbeat_proto
-from .heartbeat_monitor import POLL_S, HeartbeatMonitor
+from .heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
 from .rank_process import ExitReason, RankProcess, StartFailure
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at fi
 _STANDBY_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
 _START_AFRESH_AFTER = 3  # failures with what an earlier rank left, which is then given up
 _PERMANENT_RETRY_S = 30.0  # between attempts after a permanent failure
+_WATCH_S, _LONGEST_WATCH_S = 0.2, 1.0  # of a rank that is late
 _FINAL_MESSAGES_S = 0.5  # for reading a rank's last messages after its exit
 
 
@@ -198,13 +200,28 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 rank.terminating = True
 
     async def _watch(self, rank: RankProcess) -> None:
-        """End the rank when its heartbeat stalls."""
-        monitor = HeartbeatMonitor(rank.heartbeat, time.monotonic_ns())
+        """End the rank when its heartbeat stalls, though it need not wait for a core or a disk."""
+        while True:
+            stall = await self._stalled(HeartbeatMonitor(rank.heartbeat, time.monotonic_ns()))
+            if await self._activity(rank, _WATCH_S) != pb.WAITING:
+                break
+        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, stall)
+        await rank.end(pb.HUNG, f"hung: {stall}")
+
+    async def _stalled(self, monitor: HeartbeatMonitor) -> Stall:
         while (stall := monitor.check(time.monotonic_ns())) is None:
             self._oom.look(time.monotonic())
             await asyncio.sleep(POLL_S)
-        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, stall)
-        await rank.end(pb.HUNG, f"hung: {stall}")
+        return stall
+
+    async def _activity(self, rank: RankProcess, seconds: float) -> pb.Activity:
+        """Watch the rank for so long, unless it is known already what it does."""
+        if rank.heartbeat.read().phase == pb.COMPILING:
+            return pb.AWAITING_COMPILER
+        if self._settings.device == "cpu":
+            return await activity.observe(rank.pid, seconds)
+        # A device's work is not to be seen from here.
+        return pb.AT_REST if activity.is_stopped(rank.pid) else pb.ACTIVITY_UNKNOWN
 
     async def _keep_standby(self) -> None:
         """Keep a standby from some time after the rank is ready."""
@@ -263,6 +280,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
             status.rank_pid = rank.pid
             status.rank_state = pb.READY if self._ready.is_set() else pb.STARTING
             status.heartbeat.CopyFrom(heartbeat_proto(beat, beat.age_s()))
+            if request.watch_ms:
+                seconds = min(request.watch_ms / 1000, _LONGEST_WATCH_S)
+                status.activity = await self._activity(rank, seconds)
         return status
 
     async def Restart(
