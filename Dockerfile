@@ -66,7 +66,7 @@ FROM common AS scheduler
 ENV SURESTEP_SCHEDULER_LISTEN=0.0.0.0:50051
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50051", "live"]
-CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
+CMD ["python", "-m", "surestep_common.watchdog", "--standby", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
 
 # The command line shows no code in colours, which is all that pygments would be for.
 FROM common-packages AS gateway-packages

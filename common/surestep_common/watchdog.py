@@ -7,6 +7,9 @@ has answered, three seconds of silence are too many: a stopped process is made t
 other the stacks go to its log, and it is killed. The exit status is the child's, 128 + N after
 signal N. SIGTERM and SIGINT are passed on. What watches the watchdog gives it an address for signs
 of life: see notify.py.
+
+With `--standby` as the first argument there is a second process, which has imported everything and
+takes over when the first one ends after it has served: see standby.py.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 import logging
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
 
 from .process import (
@@ -26,6 +30,7 @@ from .process import (
     end_on_sigterm,
     state_of,
 )
+from .standby import STANDBY, tell_turn
 
 logger = logging.getLogger(__name__)
 
@@ -33,33 +38,79 @@ _PROBE_TIMEOUT_S = 0.8
 _PROBE_INTERVAL_S = 0.5  # each costs the service and this process a millisecond
 _MISSES = 3  # probes in a row; counted, not timed: the watchdog may have been stopped itself
 _STACK_DUMP_S = 0.3  # for the child to write its stacks, if it still can
-_USAGE = "usage: python -m surestep_common.watchdog HOST:PORT -- COMMAND [ARGUMENT...]\n"
+_STANDBY_DELAY_S = 2.0  # of a standby, behind the start of the service
+_USAGE = (
+    "usage: python -m surestep_common.watchdog [--standby] HOST:PORT -- COMMAND [ARGUMENT...]\n"
+)
 _USAGE_ERROR = 2
 
 
-async def watch(address: str, command: Sequence[str]) -> int:
-    """Run `command` to its end; return the exit status for this process."""
-    process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
-    stopping = asyncio.Event()
+class Watchdog:
+    """Runs a command, and with a standby runs it again when it ends after it has served."""
 
-    def pass_on(number: int) -> None:
-        stopping.set()
-        _send(process, number)
+    def __init__(self, address: str, command: Sequence[str], *, has_standby: bool) -> None:
+        self._address = address
+        self._command = command
+        self._has_standby = has_standby
+        self._stopping = asyncio.Event()
+        self._process: Process
+        self._standby: Process | None = None
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, pass_on, number)
-    async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(_end_when_silent(process, address, stopping))
-        code = await process.wait()
-        watching.cancel()
-    return code if code >= 0 else 128 - code
+    async def run(self) -> int:
+        """Return the exit status for this process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._pass_on, number)
+        self._process = await _spawn(self._command)
+        while True:
+            code = await self._live(self._process)
+            standby, self._standby = self._standby, None
+            if standby is None or standby.returncode is not None or self._stopping.is_set():
+                return code if code >= 0 else 128 - code
+            logger.error(
+                "pid %d ended (status %d): pid %d, its standby, takes over",
+                *(self._process.pid, code, standby.pid),
+            )
+            self._process = standby
+            tell_turn(standby.stdin)
+
+    def _pass_on(self, number: int) -> None:
+        self._stopping.set()
+        _send(self._process, number)
+
+    async def _live(self, process: Process) -> int:
+        serving = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(
+                    _end_when_silent(process, self._address, serving, self._stopping)
+                ),
+                tasks.create_task(self._prepare_standby(serving)),
+            ]
+            code = await process.wait()
+            for helper in helpers:
+                helper.cancel()
+        return code
+
+    async def _prepare_standby(self, serving: asyncio.Event) -> None:
+        """Start the standby when the service has begun to serve, and has had the cores first."""
+        await serving.wait()
+        while self._has_standby:
+            await asyncio.sleep(_STANDBY_DELAY_S)
+            self._standby = await _spawn((*self._command, STANDBY), stdin=asyncio.subprocess.PIPE)
+            await self._standby.wait()  # the service may go on all the same
+
+
+async def _spawn(command: Sequence[str], stdin: int | None = None) -> Process:
+    return await asyncio.create_subprocess_exec(*command, stdin=stdin, preexec_fn=die_with_parent)
 
 
 async def _end_when_silent(
-    process: asyncio.subprocess.Process, address: str, stopping: asyncio.Event
+    process: Process, address: str, serving: asyncio.Event, stopping: asyncio.Event
 ) -> None:
-    """Kill a process that has answered and does not any more; one that stops may take its time."""
+    """Kill a process that has answered, which sets `serving`, and does not any more; one that stops
+    may take its time.
+    """
     # Half a second of imports, which the child is not kept waiting for.
     from . import log, tls
     from .health_probe import HealthProbe
@@ -78,6 +129,7 @@ async def _end_when_silent(
             pass  # it starts
         logger.info("watching pid %d", pid)
         notifier.tell(READY)
+        serving.set()
         await _until_silent(answers)
         while state_of(pid) == STOPPED:
             logger.error("%s does not answer: pid %d is stopped: resuming it", address, pid)
@@ -101,19 +153,20 @@ async def _until_silent(answers: Callable[[], Awaitable[bool]]) -> None:
             misses += 1
 
 
-def _send(process: asyncio.subprocess.Process, number: int) -> None:
+def _send(process: Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status."""
-    match list(arguments):
-        case [address, "--", _, *_]:
+    has_standby = arguments[:1] == [STANDBY]
+    match list(arguments[has_standby:]):
+        case [address, "--", *command] if command:
             end_on_sigterm()
             die_with_parent()
             dump_stacks_on_signal()
-            return asyncio.run(watch(address, arguments[2:]))
+            return asyncio.run(Watchdog(address, command, has_standby=has_standby).run())
         case _:
             sys.stderr.write(_USAGE)
             return _USAGE_ERROR

@@ -9,6 +9,7 @@ import uvloop
 from surestep_common import access, log
 from surestep_common.errors import SurestepError
 from surestep_common.process import collect_seldom, dump_stacks_on_signal, raise_file_limit
+from surestep_common.standby import wait_for_turn
 
 from .config import SchedulerSettings
 from .server import serve
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 def main() -> int:
     """Run one scheduler until it is told to stop. Exit status: 1 after a fatal error."""
     dump_stacks_on_signal()
+    wait_for_turn(sys.argv)
     raise_file_limit()
     settings = SchedulerSettings.load()
     access.use(settings)

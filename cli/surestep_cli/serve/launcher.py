@@ -24,6 +24,7 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
+from surestep_common.standby import STANDBY
 from surestep_worker.config import gpu_is_here, torch_has_cuda
 from surestep_worker.process.child import START_RANK
 
@@ -181,7 +182,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
     url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
     scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
-    watched = ("surestep_common.watchdog", scheduler, "--", sys.executable, "-m")
+    watched = ("surestep_common.watchdog", STANDBY, scheduler, "--", sys.executable, "-m")
     beats = Listener()
     supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(

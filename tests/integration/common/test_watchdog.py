@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from support.fakes import hanging_service
 from support.processes.ports import free_address
 from surestep_common.notify import Listener
+from surestep_common.standby import STANDBY
 
 
 @dataclass
@@ -32,6 +33,21 @@ class Watched:
         (child,) = psutil.Process(self.watchdog.pid).children()
         return child
 
+    async def new_standby(self, *known: psutil.Process) -> psutil.Process:
+        """A child that waits for its turn, or has had it, and is none of these."""
+        async with asyncio.timeout(20):
+            while True:
+                for child in psutil.Process(self.watchdog.pid).children():
+                    if child not in known and STANDBY in child.cmdline():
+                        return child
+                await asyncio.sleep(0.05)
+
+    async def logs(self, words: str) -> None:
+        """Wait for a line of its log."""
+        async with asyncio.timeout(30):
+            while words not in self.log.read_text():
+                await asyncio.sleep(0.05)
+
     async def status(self) -> int:
         """Exit status of the watchdog."""
         async with asyncio.timeout(20):
@@ -40,12 +56,16 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def watching(
-    log: Path, address: str, *command: str, environ: Mapping[str, str] | None = None
+    log: Path,
+    address: str,
+    *command: str,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Watched]:
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(environ or {})
     with log.open("wb") as file:
         watchdog = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "surestep_common.watchdog", address, "--", *command),
+            *(sys.executable, "-m", "surestep_common.watchdog", *flags, address, "--", *command),
             env=environ,
             stdout=file,
             stderr=file,
@@ -60,12 +80,17 @@ async def watching(
 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    async with serving(tmp_path / "log") as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def serving(log: Path, *flags: str) -> AsyncIterator[Watched]:
+    """A service that has answered."""
     address = free_address()
     command = (sys.executable, hanging_service.__file__, address.rpartition(":")[2])
-    async with watching(tmp_path / "log", address, *command) as service:
-        async with asyncio.timeout(30):
-            while "watching pid" not in service.log.read_text():
-                await asyncio.sleep(0.05)
+    async with watching(log, address, *command, flags=flags) as service:
+        await service.logs("watching pid")
         yield service
 
 
@@ -143,6 +168,32 @@ async def test_a_child_that_never_serves(tmp_path: Path, code: str, status: int)
         tmp_path / "log", free_address(), sys.executable, "-c", f"import sys; sys.{code}"
     ) as service:
         assert await service.status() == status
+
+
+async def test_a_standby_takes_over_again_and_again(tmp_path: Path) -> None:
+    async with serving(tmp_path / "log", STANDBY) as service:
+        standby, known = await service.new_standby(), list[psutil.Process]()
+        (first,) = set(psutil.Process(service.watchdog.pid).children()) - {standby}
+        standby.kill()  # which costs nothing
+        for end in (signal.SIGKILL, signal.SIGTERM):
+            known.append(standby)
+            standby = await service.new_standby(*known)
+            first.send_signal(end)
+            await service.logs(f"watching pid {standby.pid}")
+            first = standby
+        service.watchdog.send_signal(signal.SIGTERM)
+        assert await service.status() == 7
+    psutil.wait_procs([standby], timeout=10)
+    assert not standby.is_running()
+
+
+async def test_a_standby_ends_with_its_watchdog(tmp_path: Path) -> None:
+    async with serving(tmp_path / "log", STANDBY) as service:
+        standby = await service.new_standby()
+        service.watchdog.kill()
+        await service.status()
+    psutil.wait_procs([standby], timeout=10)
+    assert not standby.is_running() or standby.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_usage(tmp_path: Path) -> None:

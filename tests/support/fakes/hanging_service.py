@@ -12,6 +12,7 @@ import time
 
 from surestep_common import rpc
 from surestep_common.process import dump_stacks_on_signal
+from surestep_common.standby import wait_for_turn
 
 
 def block_here() -> None:
@@ -30,5 +31,6 @@ async def serve(port: str) -> None:
 
 if __name__ == "__main__":
     dump_stacks_on_signal()
+    wait_for_turn(sys.argv)
     asyncio.run(serve(sys.argv[1]))
     sys.exit(7)

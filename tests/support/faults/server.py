@@ -124,11 +124,12 @@ class FaultyServer:
         )
 
     def has_standbys(self) -> bool:
-        """Each rank has a process that waits to replace it."""
+        """The scheduler, and each rank, have a process that waits to replace it."""
         scheduler = self.status()["scheduler"]
-        return scheduler is not None and all(
-            supervisor["standby_pid"] for supervisor in scheduler["supervisors"]
-        )
+        if scheduler is None or not all(each["standby_pid"] for each in scheduler["supervisors"]):
+            return False
+        watchdog = psutil.Process(scheduler["pid"]).parent()
+        return watchdog is not None and len(watchdog.children()) > 1
 
     def draft_again(self) -> None:
         """Speculation that an earlier fault has suspended goes on: a new scheduler forgets."""
