@@ -52,6 +52,11 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Take back what `die_with_parent` asked for."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def die_with(parent: int | None) -> None:
     """Do the same for processes that make sense alone, too, if `parent` started this one."""
     if parent is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import openai
+import psutil
 import pytest
-from support.faults.cases import SEED, Setup, nothing
+from support.faults.cases import SEED, Setup, adopted, nothing, rank_replaced
 from support.faults.run import Served, client_of, run
-from support.faults.server import SECRET, FaultyServer, serve_for_faults
+from support.faults.server import SECRET, Facts, FaultyServer, serve_for_faults
 from support.faults.setups import flags, model, served_by
 from support.faults.streams import Tally, differences, mix, stream
 from support.faults.wire import Wire
@@ -137,10 +139,54 @@ def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: Fa
     assert stack.process.wait(30) == 0
 
 
+def _is_adopted(server: FaultyServer, before: Facts) -> bool:
+    with contextlib.suppress(IndexError):  # no supervisor answers
+        return adopted(before, server.facts())
+    return False
+
+
+def _loads(server: FaultyServer) -> int:
+    """How often weights were read from the model's folder."""
+    return (server.stack.logs / "worker0.log").read_text().count("loading weights: 0 of")
+
+
 def scheduler_of(server: FaultyServer) -> str:
     """host:port."""
     address: str = server.stack.scheduler()["address"]
     return address
+
+
+@served_by(["none-tp1"])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
+    """The next supervisor adopts it with its weights, or ends it if it does not say who it is."""
+    server, before = served.server, served.server.facts()
+    loads = _loads(server)
+
+    def lose_both() -> None:
+        (rank,) = before.rank_pids
+        if hangs:
+            server.send(signal.SIGSTOP, rank)
+        server.send(signal.SIGKILL, server.supervisor_pid(0))
+        if not hangs:
+            server.stack.wait_until(lambda: _is_adopted(server, before), "adoption", 30)
+            server.send(signal.SIGKILL, rank)
+
+    answers = asyncio.run(run(server.stack.url, served.asks, AT, lose_both))
+    assert differences(served.expected, answers) == []
+    server.recovered(served.holdings)
+    assert rank_replaced(before, server.facts())
+    assert (_loads(server) > loads) == hangs
+
+
+def test_a_rank_that_no_supervisor_comes_for_ends(second: FaultyServer) -> None:
+    stack, (rank,) = second.stack, second.facts().rank_pids
+    stack.process.send_signal(signal.SIGSTOP)  # the launcher, which would start the next one
+    second.send(signal.SIGKILL, second.supervisor_pid(0))
+    psutil.wait_procs([psutil.Process(rank)], timeout=20)
+    assert not psutil.pid_exists(rank)
+    stack.process.send_signal(signal.SIGCONT)
+    stack.wait_until(stack.is_ready, "readiness")
 
 
 @served_by(["none-tp1"])

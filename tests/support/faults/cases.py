@@ -112,6 +112,11 @@ def nothing(before: Facts, after: Facts) -> bool:
     )
 
 
+def adopted(before: Facts, after: Facts) -> bool:
+    """Another supervisor looks after the same rank."""
+    return before.supervisor_pids != after.supervisor_pids and nothing(before, after)
+
+
 def drafter_blamed(before: Facts, after: Facts) -> bool:
     """Counted as a fault of the drafter, and nobody had to go.
 
@@ -282,8 +287,8 @@ FAULTS = (
         setups=("ngram-tp1",),
     ),
     Fault(
-        *("supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30),
-        setups=("none-tp2",),
+        *("supervisor-killed", _signal_supervisor(signal.SIGKILL), adopted, 10),
+        setups=("none-tp2", "ngram-tp1"),
     ),
     Fault(
         *("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30),

@@ -49,6 +49,7 @@ class Facts:
     """What a fault changes, or must not change."""
 
     rank_pids: tuple[int, ...]
+    supervisor_pids: tuple[int, ...]
     scheduler_pid: int
     epoch: int
     replays: float
@@ -99,7 +100,9 @@ class FaultyServer:
 
     def holdings(self) -> Holdings:
         """Raises when the server does not answer or has a zombie."""
-        children = psutil.Process(self.stack.process.pid).children(recursive=True)
+        children = set(psutil.Process(self.stack.process.pid).children(recursive=True))
+        # A rank whose first supervisor was killed is nobody's child any more.
+        children |= set(map(psutil.Process, self.facts().rank_pids))
         zombies = [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
         assert not zombies, f"nobody waits for {zombies}"
         return Holdings(
@@ -113,6 +116,7 @@ class FaultyServer:
         scheduler = self.stack.scheduler()
         return Facts(
             rank_pids=tuple(each["rank_pid"] for each in scheduler["supervisors"]),
+            supervisor_pids=tuple(each["pid"] for each in scheduler["supervisors"]),
             scheduler_pid=scheduler["pid"],
             epoch=int(scheduler["epoch"]),
             replays=self.stack.metric("surestep:replayed_requests_total"),

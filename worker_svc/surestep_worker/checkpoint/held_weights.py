@@ -37,6 +37,12 @@ class HeldWeights:
         """Bytes that the next rank need not load."""
         return sum(os.fstat(fd).st_size for fd in self.fds if memory.is_sealed(fd))
 
+    def take_over(self, fds: WeightFds) -> None:
+        """Hold memory that another supervisor has held, instead of one's own, which is empty."""
+        old, self.fds = self.fds, fds
+        for fd in old:
+            os.close(fd)
+
     def renew(self, *, all_of_it: bool) -> None:
         """Replace memory that was left incomplete, or all of it, by an empty one; ranks that have
         mapped the old one keep it until they end."""

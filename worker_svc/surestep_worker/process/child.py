@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ SPARE = "--spare"  # of a standby that is started while there is a rank
 class Started(NamedTuple):
     """A process, and our end of the control socket that is its stdin."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Stranger
     control: socket.socket
 
 
@@ -67,10 +68,26 @@ def is_spare(arguments: list[str]) -> bool:
     return True
 
 
+class Stranger:
+    """What `Popen` is for a child, of a process that another one has started."""
+
+    returncode = None  # is known to the parent alone
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> None:
+        """Return: nothing is left of it when its end is noticed."""
+
+    def kill(self) -> None:
+        """Kill it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
 class Child:
     """A started process in an event loop, which waits for its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Stranger) -> None:
         """Raises OSError, and ends the process, if there is no descriptor left for it."""
         self._process = process
         self._exited = asyncio.Event()
@@ -98,10 +115,11 @@ class Child:
         """Whether the process has not been reaped yet."""
         return not self._exited.is_set()
 
-    async def wait(self) -> int:
-        """Wait for its end. Return its exit status, negative: the signal that ended it."""
+    async def wait(self) -> int | None:
+        """Wait for its end. Return its exit status, negative: the signal that ended it; None of a
+        stranger."""
         await self._exited.wait()
-        return int(self._process.returncode)
+        return self._process.returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has been reaped."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import uvloop
 from surestep_common import access, log, rpc
+from surestep_common.config import parent_pid
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.process import (
     die_with_parent,
@@ -33,7 +34,8 @@ from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
 from surestep_worker.host.torch_import import import_torch
 
-from . import control
+from . import adoption, control
+from .adoption import Orphan
 from .child import is_spare
 from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
@@ -118,9 +120,11 @@ class Rank:
         self._weights, self._profile_result = activation.weights, activation.profile_result
         self._build = build
         self._heartbeat = Heartbeat.shared(activation.heartbeat_fd, *limits)
-        os.close(activation.heartbeat_fd)
+        self._held = activation.heartbeat_fd, *(os.dup(fd) for fd in activation.weights)
+        self._orphan: Orphan | None = None  # once it is ready, where it can be adopted
         self._thread = StepThread()
         self._ended = asyncio.Event()
+        self._lost = asyncio.Event()  # the supervisor
         self._alone: Unavailable | None = None  # why the group is lost
 
     async def serve(self) -> None:
@@ -131,7 +135,7 @@ class Rank:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
-        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # only its end is still to come
+        loop.add_reader(self._supervisor.fileno(), self._lost.set)  # only its end is still to come
         settings, thread = self._settings, self._thread
         rank = settings.rank, settings.tensor_parallel_size
         service = WorkerService(*rank, thread, self._heartbeat)
@@ -145,6 +149,7 @@ class Rank:
                 built = await self._load(service)
             await server.set_serving(True)
             ready = Message(MessageKind.READY, built.profile_result, checkpoint=built.checkpoint)
+            self._orphan = self._adoptable(ready)
             control.send(self._supervisor, ready)
             logger.info("ready on %s", settings.rank_address)
             await self._tick_until_ended(service)
@@ -162,13 +167,41 @@ class Rank:
     async def _tick_until_ended(self, service: WorkerService) -> None:
         async with asyncio.TaskGroup() as tasks:
             ticking = tasks.create_task(self._tick(service))
+            keeping = tasks.create_task(self._keep_supervisor())
             await self._ended.wait()
             await end(ticking)
+            await end(keeping)
         if self._alone is not None:
             raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
         control.send(self._supervisor, Message(MessageKind.TERMINATING))
+
+    def _adoptable(self, ready: Message) -> Orphan | None:
+        """Listen for the next supervisor, where there may be one."""
+        path, launcher = adoption.place(self._settings.rank_address), parent_pid()
+        if path is None or launcher is None:
+            return None
+        try:
+            return Orphan(path, ready._replace(fds=self._held), launcher)
+        except OSError as error:
+            logger.warning("this rank ends with its supervisor: %s", error)
+            return None
+
+    async def _keep_supervisor(self) -> None:
+        """Go over to the next supervisor when one has ended; end where there is none."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._lost.wait()
+            self._lost.clear()
+            loop.remove_reader(self._supervisor.fileno())
+            successor = await self._orphan.adopted() if self._orphan is not None else None
+            if successor is None:
+                self._ended.set()
+                return
+            self._supervisor.close()
+            self._supervisor = successor
+            loop.add_reader(successor.fileno(), self._lost.set)
 
     async def _tick(self, service: WorkerService) -> None:
         """Show liveness on the path that plans take: through the event loop and the step thread."""

@@ -10,7 +10,12 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from surestep_common.config import child_environ, without_cublas_workspace
+from surestep_common.config import (
+    PARENT_PID,
+    child_environ,
+    parent_pid,
+    without_cublas_workspace,
+)
 from surestep_common.errors import InvalidRequest
 from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import supervisor_pb2 as pb
@@ -21,7 +26,8 @@ from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
-from .child import SPARE, Child, Started, start
+from .adoption import Adopted
+from .child import SPARE, Child, Started, Stranger, start
 from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
@@ -74,12 +80,22 @@ class RankProcess:
         self.heartbeat = Heartbeat.local()
 
     @classmethod
+    def adopted(cls, found: Adopted, idle_s: float, load_s: float) -> RankProcess:
+        """Take over a living rank. Raises OSError if it has just ended."""
+        rank = cls(Started(Stranger(found.pid), found.control))
+        rank.imported = True
+        rank.heartbeat = Heartbeat.shared(found.heartbeat_fd, idle_s, load_s)
+        os.close(found.heartbeat_fd)
+        return rank
+
+    @classmethod
     async def spawn(
         cls, command: Sequence[str], settings: WorkerSettings, *, spare: bool = False
     ) -> RankProcess:
         """Start a standby; its settings are passed in the environment. A `spare` one leaves the
         cores to the rank that there is."""
-        environ = child_environ(settings.environ())
+        launcher = {PARENT_PID: str(parent)} if (parent := parent_pid()) is not None else {}
+        environ = child_environ(settings.environ() | launcher)
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         return cls(start([*command, SPARE] if spare else command, environ))
@@ -120,6 +136,8 @@ class RankProcess:
         code = await self._process.wait()
         if self._exit_reason is not None:
             return self._exit_reason
+        if code is None:
+            return ExitReason(pb.EXITED, "ended, and an earlier supervisor had started it")
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return ExitReason(pb.KILLED, f"signal {name}", -code, outside)

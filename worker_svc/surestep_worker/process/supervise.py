@@ -15,6 +15,7 @@ from surestep_proto import supervisor_pb2_grpc as pb_grpc
 
 from surestep_worker.config import WorkerSettings
 
+from . import adoption
 from .child import Started, rank_command
 from .rank_process import RankProcess
 from .supervisor import Supervisor
@@ -29,7 +30,9 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     first = RankProcess(started) if started is not None else None
-    supervisor = Supervisor(rank_command(), settings, first=first)
+    where = adoption.place(settings.rank_address)
+    found = await asyncio.to_thread(adoption.adopt, where) if where is not None else None
+    supervisor = Supervisor(rank_command(), settings, first=first, found=found)
     service = pb.DESCRIPTOR.services_by_name["Supervisor"]
     server = rpc.Server([service], max_message_bytes=_LARGEST_MESSAGE)
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)

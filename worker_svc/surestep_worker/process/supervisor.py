@@ -26,6 +26,7 @@ from surestep_worker.host import activity
 from surestep_worker.host.host_memory import free_memory
 from surestep_worker.host.oom import OomKills
 
+from .adoption import Adopted
 from .control import Failure, MessageKind
 from .exits import ExitHistory, heartbeat_proto
 from .heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
@@ -51,12 +52,16 @@ class Supervisor(pb_grpc.SupervisorServicer):
         settings: WorkerSettings,
         oom: OomKills | None = None,
         first: RankProcess | None = None,
+        found: Adopted | None = None,
     ) -> None:
-        """`command` starts a standby; `first` is one that was started before."""
+        """`command` starts a standby; `first` is one that was started before. `found` is a rank
+        that an earlier supervisor has left.
+        """
         self._command = command
         self._settings = settings
         self._rank: RankProcess | None = None
         self._standby = first
+        self._found = found
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
         self._oom = oom or OomKills()
@@ -70,8 +75,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
         try:
             while True:
                 try:
-                    self._rank = await self._next()
-                    self._activate(self._rank)
+                    self._rank = self._adopt() or await self._next()
+                    if not self._ready.is_set():
+                        self._activate(self._rank)
                 except OSError as error:
                     await self._cannot_spawn(error)
                 else:
@@ -80,6 +86,23 @@ class Supervisor(pb_grpc.SupervisorServicer):
         finally:
             left = [process for process in (self._standby, self._rank) if process is not None]
             await asyncio.gather(*(process.terminate() for process in left))
+
+    def _adopt(self) -> RankProcess | None:
+        """Take over the rank that was found, with all that its supervisor held for it."""
+        found, self._found = self._found, None
+        if found is None:
+            return None
+        settings = self._settings
+        self._weights.take_over(found.weights)
+        self._profile_result = found.introduction.profile_result
+        self._checkpoint = found.introduction.checkpoint
+        limits = settings.heartbeat_timeout_s, settings.load_timeout_s
+        rank = RankProcess.adopted(found, *limits)
+        self._ready.set()
+        logger.warning(
+            "rank %d, pid %d, is adopted: its supervisor has ended", settings.rank, rank.pid
+        )
+        return rank
 
     async def _next(self) -> RankProcess:
         standby, self._standby = self._standby, None
@@ -230,7 +253,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await self._ready.wait()
         await asyncio.sleep(_STANDBY_DELAY_S)
         for attempt in range(sys.maxsize):
-            standby = self._standby = await self._spawn_standby()
+            standby = self._standby = self._standby or await self._spawn_standby()
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True

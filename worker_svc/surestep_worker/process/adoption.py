@@ -1,0 +1,104 @@
+"""Adoption: a rank outlives its supervisor, and the next supervisor takes it over as it is.
+
+Only where a launcher starts supervisors again and the services talk over sockets in a folder of
+their own: a rank listens there, beside its Worker service. The next supervisor is told what the
+last one held: heartbeat, weights and measurements. A rank that is not adopted ends after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from typing import NamedTuple
+
+from surestep_common import addresses
+from surestep_common.config import parent_pid
+from surestep_common.errors import InvalidRequest
+from surestep_common.process import DEAD, ENDING, outlive_parent, state_of
+
+from surestep_worker.checkpoint.held_weights import WeightFds
+
+from . import control
+from .control import Message, MessageKind
+
+_SUFFIX = ".c"  # behind the path of the Worker service's socket
+_ORPHAN_S = 10  # without a supervisor, after which the kernel ends a rank
+_INTRODUCTION_S = 1.0  # for a rank to say who it is: half a second passes if its event loop is busy
+_PEER = struct.Struct("3i")  # pid, uid and gid, as SO_PEERCRED tells them
+
+
+class Orphan:
+    """The rank's side, from when it is ready."""
+
+    def __init__(self, path: str, introduction: Message, launcher: int) -> None:
+        """Listen at `path`, and stay when the parent ends. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(path)
+        self._listener.listen(1)
+        self._listener.setblocking(False)
+        self._introduction = introduction
+        self._launcher = launcher
+        outlive_parent()
+
+    async def adopted(self) -> socket.socket | None:
+        """Wait for the next supervisor and return the socket to it; None if there will be none."""
+        if state_of(self._launcher) in (DEAD, ENDING):
+            return None
+        signal.setitimer(signal.ITIMER_REAL, _ORPHAN_S)  # ends a process that hangs, too
+        supervisor, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        supervisor.setblocking(True)
+        with contextlib.suppress(OSError):  # then it is gone as well
+            control.send(supervisor, self._introduction)
+        return supervisor
+
+
+class Adopted(NamedTuple):
+    """A living rank, as the next supervisor finds it."""
+
+    pid: int
+    control: socket.socket
+    heartbeat_fd: int
+    weights: WeightFds
+    introduction: Message
+
+
+def place(rank_address: str) -> str | None:
+    """Return the path at which a rank can be adopted; None if it listens on a port, or no
+    launcher would start its supervisor again.
+    """
+    if parent_pid() is None or not rank_address.startswith(addresses.UNIX):
+        return None
+    return addresses.split(rank_address)[0] + _SUFFIX
+
+
+def adopt(path: str) -> Adopted | None:
+    """Take over the rank that an earlier supervisor has left; None if there is none. It is ended
+    if it does not say who it is.
+    """
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        end.settimeout(_INTRODUCTION_S)
+        end.connect(path)
+    except OSError:
+        end.close()
+        return None
+    pid, _, _ = _PEER.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    try:
+        message = control.receive(end)
+        if message is None or message.kind is not MessageKind.READY or not message.fds:
+            raise InvalidRequest("a rank does not say who it is")
+    except (OSError, InvalidRequest):
+        end.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return None
+    end.setblocking(False)
+    heartbeat_fd, *weights = message.fds
+    return Adopted(pid, end, heartbeat_fd, WeightFds(*weights), message)
