@@ -18,7 +18,7 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
 Json = dict[str, Any]
 
-Special = Callable[[str], bool]  # whether a text is a special token of the tokenizer
+IsToken = Callable[[str], bool]  # whether a marker is a token, which no text is to a grammar
 
 ANYTHING = "/(?s:.*)/"  # a Lark expression
 _CHECKED = 256  # sources whose faults are remembered
@@ -72,9 +72,9 @@ def fault_in(source: str) -> str:
     return " ".join(LLMatcher.validate_grammar(source).split())[:_SHOWN_CHARS]
 
 
-def marker(text: str, special: Special) -> str:
-    """Return a marker as a Lark expression: a special token is no text."""
-    return text if special(text) else quoted(text)
+def marker(text: str, is_token: IsToken) -> str:
+    """Return a marker as a Lark expression: one that is a token is no text."""
+    return text if is_token(text) else quoted(text)
 
 
 def quoted(text: str) -> str:

@@ -186,7 +186,7 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         settings.reasoning_parser if chat else None,
         settings.tool_call_parser,
         parser,
-        lambda text: (id_ := tokenizer.id(text)) is not None and tokenizer.is_special(id_),
+        tokenizer.is_marker,
     )
     with processor.checking(wanted.field):
         found = constraint(wanted, written)
