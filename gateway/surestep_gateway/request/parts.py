@@ -1,0 +1,72 @@
+"""Parts of messages as text: a model reads nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
+
+Part = dict[str, Any]
+
+_TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+}
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # of earlier answers
+_TYPE_CHARS = 32  # shown of an unknown type
+
+
+def text_part(part: Part, param: str) -> str:
+    """Return the text of a part, which needs no type. Raise InvalidRequest naming `param`."""
+    kind = part.get("type") or "text"
+    if kind in _THOUGHTS:
+        return _thought(part)
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        raise UnsupportedParameter(
+            f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
+            param=param,
+        )
+    field = _TEXT_PARTS[kind]
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{param}.{field} must be a string", param=f"{param}.{field}")
+    return text
+
+
+def result_part(part: Part) -> str:
+    """Return a part of a tool's result as text, or what was left out.
+
+    Nothing is refused: the client cannot take the result back, and its session would be over.
+    """
+    kind = part.get("type") or "text"
+    field = _TEXT_PARTS.get(kind, "text") if isinstance(kind, str) else "text"
+    inner = part.get("content")
+    if isinstance(text := part.get(field), str):
+        return text
+    if isinstance(inner, list):  # of a search result, or a document
+        return "\n".join(result_part(one) for one in inner if isinstance(one, dict))
+    if isinstance(name := part.get("tool_name"), str):  # a reference to a tool
+        return name
+    return f"[{str(kind)[:_TYPE_CHARS]} left out: only text is read here]"
+
+
+def without_thoughts(parts: Sequence[Part]) -> tuple[list[Part], str]:
+    """Return the other parts of an answer, and the text of its reasoning."""
+    thoughts = [_thought(part) for part in parts if part.get("type") in _THOUGHTS]
+    rest = [part for part in parts if part.get("type") not in _THOUGHTS]
+    return rest, "\n".join(filter(None, thoughts))
+
+
+def _thought(part: Part) -> str:
+    """Return reasoning, by any of its names; empty where only its author can read it."""
+    for key in ("thinking", "reasoning", "text", "content", "summary"):
+        value = part.get(key)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value:
+            texts = [one.get("text") for one in value if isinstance(one, dict)]
+            return "\n".join(text for text in texts if isinstance(text, str))
+    return ""
