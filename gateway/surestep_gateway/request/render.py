@@ -15,9 +15,8 @@ from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .harmony_history import INSTRUCTING, check_effort, harmony_messages, harmony_tools
-from .parts import result_part, text_part, without_thoughts
+from .messages import result_part, text_part, with_known_roles, without_thoughts
 from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
-from .roles import with_known_roles
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
 _UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
@@ -62,23 +61,7 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     if harmony:
         check_effort(variables.get("reasoning_effort"))
         tools = harmony_tools(tools)
-    messages = [_template_message(body, index) for index in range(len(body.messages))]
-    if _takes_parts(processor, body, with_tools=tools is not None):
-        takes_text = processor.template.takes_text(
-            tools=tools is not None, source=body.chat_template
-        )
-        for index, message in enumerate(messages):
-            # Of results GLM's templates take lists for something else.
-            if message["role"] != "tool" or not takes_text:
-                message["content"] = _parts(body.messages[index], index)
-    elif harmony:
-        messages = harmony_messages(messages)
-        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
-    if not harmony and not (go_on and messages[-1]["role"] in INSTRUCTING):
-        with _limits(processor):  # the template is tried, a request's too
-            messages = with_known_roles(
-                messages, processor.template, tools=tools is not None, source=body.chat_template
-            )
+    messages = _messages(processor, body, harmony=harmony, with_tools=tools is not None)
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
     messages.append({"role": "tools", "content": tools})
     hidden, special = None, processor.tokenizer.special
@@ -104,6 +87,27 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     if hidden is None:
         return RenderedChat(text, text, None)
     return RenderedChat(hidden.shown(text), text, hidden)
+
+
+def _messages(
+    processor: TextProcessor, body: TemplateFields, *, harmony: bool, with_tools: bool
+) -> list[dict[str, Any]]:
+    """Return the messages in the form that the template expects."""
+    template, source = processor.template, body.chat_template
+    messages = [_template_message(body, index) for index in range(len(body.messages))]
+    if _takes_parts(processor, body, with_tools=with_tools):
+        takes_text = template.takes_text(tools=with_tools, source=source)
+        for index, message in enumerate(messages):
+            # Of results GLM's templates take lists for something else.
+            if message["role"] != "tool" or not takes_text:
+                message["content"] = _parts(body.messages[index], index)
+    elif harmony:
+        messages = harmony_messages(messages)
+        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
+    if harmony or (body.continue_final_message and messages[-1]["role"] in INSTRUCTING):
+        return messages
+    with _limits(processor):  # the template is tried, a request's too
+        return with_known_roles(messages, template, tools=with_tools, source=source)
 
 
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import orjson
 from surestep_common.errors import InvalidRequest
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
+from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields
-from surestep_gateway.request.parts import result_part
 from surestep_gateway.request.prepare import Draft, chat_texts, check_model, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest, SamplingBody

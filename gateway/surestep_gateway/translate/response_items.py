@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 from surestep_common.errors import NotFound
 
-from surestep_gateway.request.parts import result_part, text_part
+from surestep_gateway.request.messages import result_part, text_part
 from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, Name
 
 from .conversation import INSTRUCTING, Conversation, Json

@@ -122,7 +122,7 @@ def test_the_tokenizers_end_counts_beside_the_others(tmp_path: Path, name: str) 
     for file in FILES:
         (tmp_path / file).symlink_to(folder / file)
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(eos)
-    vocabulary = {"vocab_size": PUBLISHED[name].vocab_size}
+    vocabulary: dict[str, Any] = {"vocab_size": PUBLISHED[name].vocab_size}
     assert read(tmp_path, **vocabulary).eos_token_ids == (2, end)
     assert read(tmp_path, {"eos_token_id": [5, end]}, **vocabulary).eos_token_ids == (5, end)
     assert read(tmp_path, {"eos_token_id": 5}, **vocabulary).eos_token_ids == (5, end)

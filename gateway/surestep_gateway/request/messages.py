@@ -1,4 +1,4 @@
-"""Parts of messages as text: a model reads nothing else."""
+"""Messages as chat templates take them: parts as text, and roles that they know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
+from surestep_gateway.text.chat_template import ChatTemplate
+
 Part = dict[str, Any]
+Message = dict[str, Any]
 
 _TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
     "text": "text",
@@ -70,3 +73,35 @@ def _thought(part: Part) -> str:
             texts = [one.get("text") for one in value if isinstance(one, dict)]
             return "\n".join(text for text in texts if isinstance(text, str))
     return ""
+
+
+def with_known_roles(
+    messages: Sequence[Message], template: ChatTemplate, *, tools: bool, source: str | None
+) -> list[Message]:
+    """Return messages whose instructions the template reads.
+
+    `developer` is `system` to a template without that role. Where it wants one system message, at
+    the beginning, all of them become that one.
+    """
+    known = template.knows_developer(tools=tools, source=source)
+    named = [
+        message | {"role": "system"} if message["role"] == "developer" and not known else message
+        for message in messages
+    ]
+    instructions = [message for message in named if message["role"] == "system"]
+    if not any(message["role"] == "system" for message in named[1:]):
+        return named
+    if template.keeps_late_instructions(tools=tools, source=source):
+        return named
+    others = [message for message in named if message["role"] != "system"]
+    return [instructions[0] | {"content": _joined(instructions)}, *others]
+
+
+def _joined(messages: Sequence[Message]) -> str | list[Message]:
+    """Return the contents as one text, a part of its own where templates go through parts."""
+    texts, in_parts = [], False
+    for content in (message["content"] for message in messages):
+        in_parts |= isinstance(content, list)
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+    text = "\n\n".join(filter(None, texts))
+    return [{"type": "text", "text": text}] if in_parts else text
