@@ -14,6 +14,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
+_TAG = re.compile(rb"<[^<>]+>")
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -31,8 +32,9 @@ class _Spelling:
         self.special_token_ids = list(filter(read.is_special_token, range(read.vocab_size)))
         self.eos_token_id, self.bos_token_id = read.eos_token, None
         names = {self.tokens[id_] for id_ in self.special_token_ids if not self._is_padding(id_)}
-        any_of = b"|".join(map(re.escape, sorted(names - {b""}))) or b"(?!)"
-        self._begins = re.compile(b"(?=%s)." % any_of, re.DOTALL)
+        self._tags = {name for name in names if _TAG.fullmatch(name)}  # thousands, in Gemma
+        others = b"|".join(map(re.escape, sorted(names - self._tags - {b""}))) or b"(?!)"
+        self._begins = re.compile(b"(?=%s|(%s))." % (others, _TAG.pattern), re.DOTALL)
 
     def _is_padding(self, id_: int) -> bool:
         """Return whether an id of the model's vocabulary has no token."""
@@ -40,7 +42,9 @@ class _Spelling:
 
     def __call__(self, text: bytes) -> list[int]:
         """Return ids of tokens whose texts together are this one."""
-        cuts = [0, *(match.end() for match in self._begins.finditer(text)), len(text)]
+        found = self._begins.finditer(text)
+        cuts = [match.end() for match in found if match[1] is None or match[1] in self._tags]
+        cuts = [0, *cuts, len(text)]
         pieces = (text[begin:end] for begin, end in pairwise(cuts))
         return [id_ for piece in pieces for id_ in self._read.tokenize_bytes(piece)]
 
