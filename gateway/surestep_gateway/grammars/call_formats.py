@@ -6,19 +6,17 @@ Texts are as the checkpoints' templates write them, so that what is certain is c
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from surestep_gateway.parsers.schema import resolved
 
-from .language import ANYTHING, IsToken, Json, inline, marker, quoted, up_to
+from .language import ANYTHING, TAG, IsToken, Json, inline, marker, quoted, up_to
 from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
 _STYLE: Json = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-_TAG = re.compile(r"(<[^<>\s]+>)")
 
 
 class CallFormat(NamedTuple):
@@ -85,7 +83,7 @@ FORMATS = {
 def written(text: str, is_token: IsToken, **put_in: str) -> str:
     """Return a text as a Lark expression: tags that are tokens are no text."""
     parts = [
-        part.format(**put_in) if "{" in part or "}" in part else part for part in _TAG.split(text)
+        part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
     ]
     return " ".join(marker(part, is_token) for part in parts if part) or '""'
 
@@ -118,7 +116,7 @@ def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:
 
 def first_tag(form: CallFormat) -> str:
     """Return the marker with which the calls of an output begin; empty without one."""
-    return next(iter(_TAG.findall(form.section[0] or form.begin)), "")
+    return next(iter(TAG.findall(form.section[0] or form.begin)), "")
 
 
 def arguments(schema: Json | None) -> str:
@@ -202,7 +200,7 @@ def _free(form: CallFormat, is_token: IsToken) -> str:
     assert form.parameter is not None
     lead, end = form.parameter
     rest = _up_to_text("call_rest", form.end, is_token)
-    tags = [tag for tag in _TAG.findall(lead + end) if is_token(tag)]
+    tags = [tag for tag in TAG.findall(lead + end) if is_token(tag)]
     if tags:  # text alone has none of them
         inside = f"({ANYTHING} ({' | '.join(tags)}))* {ANYTHING}"
         rest = f"call_rest: {inside} {written(form.end, is_token)}\n"
@@ -211,7 +209,7 @@ def _free(form: CallFormat, is_token: IsToken) -> str:
 
 def _up_to_text(rule: str, end: str, is_token: IsToken) -> str:
     """Return a rule of any text and its end."""
-    before, tag, after = _TAG.split(end, maxsplit=1)
+    before, tag, after = TAG.split(end, maxsplit=1)
     if is_token(tag):
         return f"{rule}: {ANYTHING} {written(end, is_token)}\n"
     text = f"{rule}_text"

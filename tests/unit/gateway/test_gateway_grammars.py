@@ -31,7 +31,7 @@ def plain(tmp_path: Path) -> Oracle:
 
 def language(style: JsonStyle = JsonStyle(), **fields: Any) -> Language:  # noqa: B008
     """The language of these fields."""
-    found = content_language(StructuredBody.model_validate(fields), style)
+    found = content_language(StructuredBody.model_validate(fields), style, lambda text: False)
     assert found is not None
     return found
 
@@ -96,6 +96,24 @@ def test_languages_of_fields(plain: Oracle, name: str) -> None:
     source = constraint(Wanted(language(**fields)), plain.written("")).source
     assert [text for text in inside if not plain.accepts(source, text)] == []
     assert [text for text in outside if plain.accepts(source, text)] == []
+
+
+@pytest.mark.parametrize("trigger", ["<tool_call>", '<tool_call>{"name"'])
+def test_structural_tags_are_tokens_where_the_tokenizer_has_them(
+    oracle: Oracle, trigger: str
+) -> None:
+    begin, end = '<tool_call>{"name": "weather", "arguments": ', "}</tool_call>"
+    structure = {"begin": begin, "schema": CITY, "end": end}
+    tags = {"type": "structural_tag", "structures": [structure], "triggers": [trigger]}
+    asked = StructuredBody.model_validate({"response_format": tags})
+    found = content_language(asked, JsonStyle(), oracle.tokenizer.is_marker)
+    assert found is not None
+    source = constraint(Wanted(found), oracle.written("")).source
+    good, bad = f'{begin}{{"city": "a"}}{end}', f"{begin}{{}}{end}"
+    for text in ("no call", good, f"so {good}\nand {good} then"):
+        assert oracle.accepts(source, text), text
+    assert not oracle.accepts(source, bad)
+    assert not oracle.accepts(source, f"so {good} {bad}")
 
 
 CHOICES = {
