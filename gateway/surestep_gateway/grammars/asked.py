@@ -8,7 +8,7 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .config import JsonStyle
 from .fields import ResponseFormat, StructuredBody, StructuredOutputs
-from .language import Json, Language
+from .language import IsToken, Json, Language
 from .structured import (
     ANY_OBJECT,
     choice_language,
@@ -21,17 +21,18 @@ from .structured import (
 )
 
 
-def content_language(body: StructuredBody, style: JsonStyle) -> Language | None:
+def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> Language | None:
     """Return the language of a request's content, None for any text.
 
-    `style` is the server's. Raise InvalidRequest naming the field, also for two languages.
+    `style` is the server's, `is_token` the tokenizer's. Raise InvalidRequest naming the field, also
+    for two languages.
     """
     structured = body.structured_outputs or StructuredOutputs(json=None)
     style = _style(body, structured, style)
     found = [
-        *_response_format(body.response_format or ResponseFormat(), style),
-        *_structured(structured, style),
-        *_guided(body, style),
+        *_response_format(body.response_format or ResponseFormat(), style, is_token),
+        *_structured(structured, style, is_token),
+        *_guided(body, style, is_token),
     ]
     if len(found) > 1:
         raise InvalidRequest(
@@ -51,7 +52,7 @@ def _style(body: StructuredBody, asked: StructuredOutputs, style: JsonStyle) -> 
     )
 
 
-def _response_format(asked: ResponseFormat, style: JsonStyle) -> list[Language]:
+def _response_format(asked: ResponseFormat, style: JsonStyle, is_token: IsToken) -> list[Language]:
     field = "response_format"
     match asked.type:
         case "json_object":
@@ -66,11 +67,11 @@ def _response_format(asked: ResponseFormat, style: JsonStyle) -> list[Language]:
             if asked.format is not None:
                 raise _only_structures(f"{field}.format")
             structures = [one.model_dump(by_alias=True) for one in asked.structures or ()]
-            return [_tagged(structures, asked.triggers or [], field, style)]
+            return [_tagged(structures, asked.triggers or [], field, style, is_token)]
     return []
 
 
-def _structured(asked: StructuredOutputs, style: JsonStyle) -> list[Language]:
+def _structured(asked: StructuredOutputs, style: JsonStyle, is_token: IsToken) -> list[Language]:
     outer, found = "structured_outputs", []
     if asked.json_schema:
         found.append(json_language(asked.json_schema, f"{outer}.json", style))
@@ -83,11 +84,11 @@ def _structured(asked: StructuredOutputs, style: JsonStyle) -> list[Language]:
     if asked.grammar:
         found.append(grammar_language(asked.grammar, f"{outer}.grammar"))
     if asked.structural_tag:
-        found.append(_parsed_tags(asked.structural_tag, f"{outer}.structural_tag", style))
+        found.append(_parsed_tags(asked.structural_tag, f"{outer}.structural_tag", style, is_token))
     return found
 
 
-def _guided(body: StructuredBody, style: JsonStyle) -> list[Language]:
+def _guided(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> list[Language]:
     """Return the languages of vLLM's older fields."""
     found = []
     if body.guided_json:
@@ -99,11 +100,11 @@ def _guided(body: StructuredBody, style: JsonStyle) -> list[Language]:
     if body.guided_grammar:
         found.append(grammar_language(body.guided_grammar, "guided_grammar"))
     if body.structural_tag:
-        found.append(_parsed_tags(body.structural_tag, "structural_tag", style))
+        found.append(_parsed_tags(body.structural_tag, "structural_tag", style, is_token))
     return found
 
 
-def _parsed_tags(text: str, field: str, style: JsonStyle) -> Language:
+def _parsed_tags(text: str, field: str, style: JsonStyle, is_token: IsToken) -> Language:
     try:
         asked: Any = parsed_json(text)
         if isinstance(asked, dict) and asked.get("format") is not None:
@@ -112,13 +113,15 @@ def _parsed_tags(text: str, field: str, style: JsonStyle) -> Language:
     except ValueError as error:
         raise InvalidRequest(f"{field}: not a structural tag: {error}", param=field) from None
     structures = [one.model_dump(by_alias=True) for one in parsed.structures or ()]
-    return _tagged(structures, parsed.triggers or [], field, style)
+    return _tagged(structures, parsed.triggers or [], field, style, is_token)
 
 
-def _tagged(structures: list[Json], triggers: list[str], field: str, style: JsonStyle) -> Language:
+def _tagged(
+    structures: list[Json], triggers: list[str], field: str, style: JsonStyle, is_token: IsToken
+) -> Language:
     if not structures or not triggers:
         raise InvalidRequest(f"{field}: it needs 'structures' and 'triggers'", param=field)
-    return tagged_language(structures, triggers, field, style)
+    return tagged_language(structures, triggers, field, style, is_token)
 
 
 def _only_structures(field: str) -> UnsupportedParameter:

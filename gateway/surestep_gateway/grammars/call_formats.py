@@ -6,17 +6,17 @@ Texts are as the checkpoints' templates write them, so that what is certain is c
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .language import ANYTHING, Json, Special, inline, marker, quoted, up_to
+from surestep_gateway.parsers.schema import resolved
+
+from .language import ANYTHING, TAG, IsToken, Json, inline, marker, quoted, up_to
 from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
 _STYLE: Json = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-_TAG = re.compile(r"(<[^<>\s]+>)")
 
 
 class CallFormat(NamedTuple):
@@ -80,43 +80,43 @@ FORMATS = {
 }
 
 
-def written(text: str, special: Special, **put_in: str) -> str:
-    """Return a text as a Lark expression: tags that are special tokens are no text."""
+def written(text: str, is_token: IsToken, **put_in: str) -> str:
+    """Return a text as a Lark expression: tags that are tokens are no text."""
     parts = [
-        part.format(**put_in) if "{" in part or "}" in part else part for part in _TAG.split(text)
+        part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
     ]
-    return " ".join(marker(part, special) for part in parts if part) or '""'
+    return " ".join(marker(part, is_token) for part in parts if part) or '""'
 
 
-def call_rules(form: CallFormat, schemas: Schemas, special: Special) -> str:
+def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:
     """Return the rule `call`, a call behind the first marker of the text, and what it needs."""
     begin = form.begin if form.section[0] else form.begin.removeprefix(first_tag(form))
     rules, bodies = [], []
     for number, (name, schema) in enumerate(schemas.items()):
-        lead = written(begin, special, name=name, json_name=json.dumps(name, ensure_ascii=False))
+        lead = written(begin, is_token, name=name, json_name=json.dumps(name, ensure_ascii=False))
         if form.arguments:
             body = inline(_object(name, form.arguments, schema))
         elif form.parameter is None:
-            body = f"{arguments(schema)} {written(form.end, special)}"
+            body = f"{arguments(schema)} {written(form.end, is_token)}"
         elif schema is None:
             body = "call_rest"
         else:
-            named = list(_parameters(form.parameter, schema, special))
+            named = list(_parameters(form.parameter, schema, is_token))
             labels = [f"call_{number}_{place}" for place in range(len(named))]
             rules += [f"{label}: {rule}\n" for label, (rule, _) in zip(labels, named, strict=True)]
             taken = [
                 label if needed else f"{label}?"
                 for label, (_, needed) in zip(labels, named, strict=True)
             ]
-            body = " ".join([*taken, written(form.end, special)])
+            body = " ".join([*taken, written(form.end, is_token)])
         bodies.append(f"{lead} {body}")
-    shared = "" if form.parameter is None else _free(form, special)
+    shared = "" if form.parameter is None else _free(form, is_token)
     return f"call: {' | '.join(bodies)}\n{''.join(rules)}{shared}"
 
 
 def first_tag(form: CallFormat) -> str:
     """Return the marker with which the calls of an output begin; empty without one."""
-    return next(iter(_TAG.findall(form.section[0] or form.begin)), "")
+    return next(iter(TAG.findall(form.section[0] or form.begin)), "")
 
 
 def arguments(schema: Json | None) -> str:
@@ -149,56 +149,68 @@ def _definitions(schema: Json) -> Json:
 
 
 def _parameters(
-    form: tuple[str, str], schema: Json, special: Special
+    form: tuple[str, str], schema: Json, is_token: IsToken
 ) -> Iterator[tuple[str, bool]]:
     """Yield the language of each parameter, and whether there must be one."""
     for key, value in (schema.get("properties") or {}).items():
         ways = []
-        for is_string, text in _values(value, schema, form[1], special):
+        for is_string, text in _values(value, schema, form[1], is_token):
             string = "true" if is_string else "false"
-            ways.append(f"{written(form[0], special, key=key, string=string)} {text}")
+            ways.append(f"{written(form[0], is_token, key=key, string=string)} {text}")
         yield " | ".join(ways), key in (schema.get("required") or ())
 
 
-def _values(schema: Any, whole: Json, end: str, special: Special) -> Iterator[tuple[bool, str]]:
+def _values(schema: Any, whole: Json, end: str, is_token: IsToken) -> Iterator[tuple[bool, str]]:
     """Yield the languages of a value and its end. Strings are written as they are, others as JSON,
     and what may be either in each way.
     """
-    known: Json = schema if isinstance(schema, dict) else {}
+    known = _target(schema, whole)
     either = known.get("anyOf") or known.get("oneOf") or ()
     kinds = known.get("type")
+    choices = known.get("enum") or [known[key] for key in ("const",) if key in known]
+    texts = [str(one) for one in choices if isinstance(one, str) or kinds == "string"]
+    others = [one for one in choices if not isinstance(one, str) and kinds != "string"]
     if either and "type" not in known:
         for one in either:
-            yield from _values(one, whole, end, special)
-    elif isinstance(kinds, list) and "string" in kinds and "enum" not in known:
+            yield from _values(one, whole, end, is_token)
+    elif texts:
+        yield True, f"({' | '.join(map(quoted, texts))}) {written(end, is_token)}"
+        if others:
+            yield from _values({"enum": others}, whole, end, is_token)
+    elif isinstance(kinds, list) and "string" in kinds and not choices:
         for kind in kinds:
-            yield from _values(known | {"type": kind}, whole, end, special)
+            yield from _values(known | {"type": kind}, whole, end, is_token)
     elif kinds == "string":
-        choices = known.get("enum") or [known[key] for key in ("const",) if key in known]
-        texts = " | ".join(quoted(str(choice)) for choice in choices)
-        yield True, f"({texts}) {written(end, special)}" if choices else "call_string"
+        yield True, "call_string"
     else:
         json_value = inline(_definitions(whole) | known | {"x-guidance": _STYLE})
-        yield False, f"{json_value} {written(end, special)}"
+        yield False, f"{json_value} {written(end, is_token)}"
 
 
-def _free(form: CallFormat, special: Special) -> str:
+def _target(schema: Any, whole: Json) -> Json:
+    """Return the schema of a value, or what it refers to where that says which values there are."""
+    known: Json = schema if isinstance(schema, dict) else {}
+    target = resolved(known["$ref"], whole) if isinstance(known.get("$ref"), str) else None
+    is_plain = isinstance(target, dict) and not {"type", "enum", "const"}.isdisjoint(target)
+    return target if isinstance(target, dict) and is_plain else known
+
+
+def _free(form: CallFormat, is_token: IsToken) -> str:
     """Return the rules of a string, and of the arguments of a function without a schema."""
     assert form.parameter is not None
     lead, end = form.parameter
-    rest = _up_to_text("call_rest", form.end, special)
-    tags = [tag for tag in _TAG.findall(lead + end) if special(tag)]
+    rest = _up_to_text("call_rest", form.end, is_token)
+    tags = [tag for tag in TAG.findall(lead + end) if is_token(tag)]
     if tags:  # text alone has none of them
         inside = f"({ANYTHING} ({' | '.join(tags)}))* {ANYTHING}"
-        rest = f"call_rest: {inside} {written(form.end, special)}\n"
-    return _up_to_text("call_string", end, special) + rest
+        rest = f"call_rest: {inside} {written(form.end, is_token)}\n"
+    return _up_to_text("call_string", end, is_token) + rest
 
 
-def _up_to_text(rule: str, end: str, special: Special) -> str:
+def _up_to_text(rule: str, end: str, is_token: IsToken) -> str:
     """Return a rule of any text and its end."""
-    before, tag, after = _TAG.split(end, maxsplit=1)
-    if special(tag):
-        return f"{rule}: {ANYTHING} {written(end, special)}\n"
-    return (
-        f"{rule}: {rule}_text {written(after, special)}\n{rule}_text[lazy]: {up_to(before + tag)}\n"
-    )
+    before, tag, after = TAG.split(end, maxsplit=1)
+    if is_token(tag):
+        return f"{rule}: {ANYTHING} {written(end, is_token)}\n"
+    text = f"{rule}_text"
+    return f"{rule}: {text} {written(after, is_token)}\n{text}[lazy]: {up_to(before + tag)}\n"

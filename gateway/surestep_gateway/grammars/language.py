@@ -8,6 +8,7 @@ llguidance's extensions: https://github.com/guidance-ai/llguidance/blob/main/doc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
 Json = dict[str, Any]
 
-Special = Callable[[str], bool]  # whether a text is a special token of the tokenizer
+IsToken = Callable[[str], bool]  # whether a marker is a token, which no text is to a grammar
 
+TAG = re.compile(r"(<[^<>\s]+>)")
 ANYTHING = "/(?s:.*)/"  # a Lark expression
 _CHECKED = 256  # sources whose faults are remembered
 _SHOWN_CHARS = 500  # of a fault
@@ -72,9 +74,14 @@ def fault_in(source: str) -> str:
     return " ".join(LLMatcher.validate_grammar(source).split())[:_SHOWN_CHARS]
 
 
-def marker(text: str, special: Special) -> str:
-    """Return a marker as a Lark expression: a special token is no text."""
-    return text if special(text) else quoted(text)
+def marker(text: str, is_token: IsToken) -> str:
+    """Return a marker as a Lark expression: one that is a token is no text."""
+    return text if is_token(text) else quoted(text)
+
+
+def marked(text: str, is_token: IsToken) -> str:
+    """Return a text as a Lark expression in which tags that are tokens are no text."""
+    return " ".join(marker(part, is_token) for part in TAG.split(text) if part) or '""'
 
 
 def quoted(text: str) -> str:

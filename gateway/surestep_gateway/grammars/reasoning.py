@@ -7,7 +7,7 @@ from typing import NamedTuple
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import ANYTHING, Language, Rules, Special, checked, marker, pattern, source_of, up_to
+from .language import ANYTHING, IsToken, Language, Rules, checked, pattern, source_of, up_to
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
@@ -36,7 +36,7 @@ class Format(NamedTuple):
     reasoning: str | None  # names of the parsers
     tools: str | None
     parser: ReasoningParser | None
-    special: Special
+    is_token: IsToken
 
 
 class Constraint(NamedTuple):
@@ -55,12 +55,14 @@ def constraint(wanted: Wanted, written: Format) -> Constraint:
         rules = _plain(wanted, written)
         parser = written.parser
         barred = parser.also_ends if parser is not None and wanted.tools is not None else ()
-        if parser is not None and parser.reasoning and written.special(_CLOSE) and not barred:
+        if parser is not None and parser.reasoning and written.is_token(_CLOSE) and not barred:
             # Free text costs nothing where no grammar follows it.
             begins_after = _CLOSE
             rules = Rules(f"{_GAP} ({rules.expression})", rules.rules)
-        elif parser is not None and parser.may_reason:
-            rules = _behind_thought(rules, parser, barred, written.special)
+        elif parser is not None and (
+            parser.reasoning or (parser.may_reason and written.is_token(_OPEN))
+        ):
+            rules = _behind_thought(rules, parser, barred, written.is_token)
     bodies = {"body": wanted.content} if "@body" in rules.expression + rules.rules else {}
     source = source_of(rules, {name: body for name, body in bodies.items() if body is not None})
     return Constraint(checked(source, wanted.field), begins_after)
@@ -72,27 +74,27 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
     if tools is None or written.tools is None:
         return _BODY
     if tools.required:
-        return calls(written.tools, tools, written.special)
+        return calls(written.tools, tools, written.is_token)
     if wanted.content is not None:
-        called = calls(written.tools, tools, written.special)
+        called = calls(written.tools, tools, written.is_token)
         return Rules(f"({called.expression}) | @body", called.rules)
-    return text_with_calls(written.tools, tools, written.special)
+    return text_with_calls(written.tools, tools, written.is_token)
 
 
 def _behind_thought(
-    content: Rules, parser: ReasoningParser, barred: tuple[str, ...], special: Special
+    content: Rules, parser: ReasoningParser, barred: tuple[str, ...], is_token: IsToken
 ) -> Rules:
     """Return the language of content with reasoning in front, where that may still come.
 
     The reasoning has none of the `barred` markers, which would begin a call in the middle of it.
     """
-    without = "".join(f" & ~/(?s:.*){pattern(one)}(?s:.*)/" for one in barred if not special(one))
-    if special(_CLOSE):
+    without = "".join(f" & ~/(?s:.*){pattern(one)}(?s:.*)/" for one in barred if not is_token(one))
+    if is_token(_CLOSE):
         thought = f"thought: THOUGHT {_CLOSE} {_GAP}\nTHOUGHT: {ANYTHING}{without}\n"
     else:
         thought = f"thought: thought_text {_GAP}\n"
         thought += f"thought_text[lazy]: {up_to(_CLOSE)}{without}\n"
-    lead = "thought" if parser.reasoning else f"(/\\n?/ {marker(_OPEN, special)} thought)?"
+    lead = "thought" if parser.reasoning else f"(/\\n?/ {_OPEN} thought)?"
     return Rules(f"{lead} ({content.expression})", thought + content.rules)
 
 
@@ -103,7 +105,7 @@ def _harmony(wanted: Wanted, written: Format) -> Rules:
         return _BODY if wanted.content is not None else Rules(ANYTHING)
     endings, rules = [], ""
     if tools is not None:
-        called = calls(written.tools or "", tools, written.special)
+        called = calls(written.tools or "", tools, written.is_token)
         endings.append("call")
         rules += called.rules
     if tools is None or not tools.required:

@@ -12,7 +12,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
 from .config import JsonStyle
-from .language import Json, Language
+from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
 from .schema_place import schema_fault
 
 ANY_OBJECT: Json = {"type": "object"}
@@ -74,33 +74,41 @@ def grammar_language(grammar: str, field: str) -> Language:
 
 
 def tagged_language(
-    structures: Sequence[Json], triggers: Sequence[str], field: str, style: JsonStyle
+    structures: Sequence[Json],
+    triggers: Sequence[str],
+    field: str,
+    style: JsonStyle,
+    is_token: IsToken,
 ) -> Language:
     """Return the language of text in which JSON follows tags. Raise InvalidRequest.
 
     A structure is `{"begin": ..., "schema": ..., "end": ...}`; it applies where the text has the
-    trigger that its beginning begins with.
+    trigger that its beginning begins with. Tags that are tokens are no text: such a one at the
+    beginning of a trigger is the whole trigger.
     """
-    tags = []
+    rules = []
     for number, structure in enumerate(structures):
         place = f"{field}.structures[{number}]"
         begin: str = structure["begin"]
         trigger = next((one for one in triggers if begin.startswith(one)), None)
-        if trigger is None:
+        if not trigger:
             raise InvalidRequest(
                 f"{place}.begin: it begins with none of the triggers", param=f"{place}.begin"
             )
         schema: Json = structure.get("schema") or ANY_OBJECT
         check_schema(schema, f"{place}.schema")
-        tags.append(
-            llguidance.StructTag(
-                trigger=trigger,
-                begin=begin,
-                grammar=styled(schema, style),
-                end=structure.get("end", ""),
-            )
-        )
-    return Language(field, lark=llguidance.StructTag.to_grammar(tags))
+        tag = TAG.match(trigger)
+        lead = f"tag_{number}_lead"
+        if tag is not None and is_token(tag[0]):
+            trigger, lead = tag[0], f"TEXT {tag[0]}"
+        else:
+            rules.append(f"{lead}[lazy]: TEXT {quoted(trigger)}\n")
+        rest = marked(begin.removeprefix(trigger), is_token)
+        end = marked(structure.get("end", ""), is_token)
+        rules.append(f"tag_{number}: {lead} {rest} {inline(styled(schema, style))} {end}\n")
+    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
+    lark = f"start: ({tags})* told\ntold: TEXT\nTEXT: {ANYTHING}\n{''.join(rules)}"
+    return Language(field, lark=lark)
 
 
 def parsed_json(text: str) -> Any:

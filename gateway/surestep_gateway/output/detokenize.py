@@ -14,26 +14,40 @@ from surestep_gateway.parsers import Event, OutputParser, coalesce
 from surestep_gateway.parsers.stop_strings import MarkerScanner
 from surestep_gateway.text.tokenizer import Tokenizer
 
+_MAX_BEGUN = 3  # bytes, and so tokens, of a character that is not whole
+
 
 class Detokenizer:
     """Turns bytes of tokens into characters; a partial character waits for its remaining bytes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Iterable[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown: Iterable[str] = (),
+        prompt_ids: Sequence[int] = (),
     ) -> None:
-        """`shown` are special tokens that are never skipped."""
+        """`shown` are special tokens that are never skipped. A character that the prompt begins and
+        the output completes is text of the output.
+        """
         self._tokenizer = tokenizer
         self._skipped = frozenset[int]()
         if skip_special_tokens:
             self._skipped = tokenizer.special_ids.difference(map(tokenizer.id, shown))
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = _unfinished(b"".join(map(tokenizer.piece, prompt_ids[-_MAX_BEGUN:])))
         self._at_start = tokenizer.strips_first_space
 
     def push(self, token_id: int) -> str:
         """Return the characters that this token completes."""
         if token_id in self._skipped:
             return ""
-        text = self._utf8.decode(self._tokenizer.piece(token_id))
+        piece = self._tokenizer.piece(token_id)
+        if self._begun and piece:
+            goes_on = piece[0] & 0xC0 == 0x80  # as all bytes of a character but the first
+            piece, self._begun = self._begun * goes_on + piece, b""
+        text = self._utf8.decode(piece)
         if self._at_start and text:
             self._at_start = False
             return text.removeprefix(" ")
@@ -42,6 +56,13 @@ class Detokenizer:
     def flush(self) -> str:
         """Return the rest at the end: a partial character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+
+def _unfinished(text: bytes) -> bytes:
+    """Return the bytes at the end that begin a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text)
+    return decoder.getstate()[0]
 
 
 class StopMatch(NamedTuple):

@@ -43,7 +43,7 @@ def _types(schema: Any, root: Mapping[str, Any]) -> Types:
         reference = one.get("$ref")
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
-            left.append(_resolve(reference, root))
+            left.append(resolved(reference, root))
     return frozenset()
 
 
@@ -52,7 +52,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return value[:_MOST_ALTERNATIVES] if isinstance(value, list) else []
 
 
-def _resolve(reference: str, root: Any) -> Any:
+def resolved(reference: str, root: Any) -> Any:
     """Return the target of a local reference such as `#/$defs/Address`."""
     found = root
     for part in reference.removeprefix("#/").split("/", _DEEPEST)[:_DEEPEST]:

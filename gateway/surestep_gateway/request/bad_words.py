@@ -24,9 +24,7 @@ def bad_words(
 ) -> list[TokenSequence]:
     """Return the token ids of each word at the start of a text, and after a space.
 
-    The second form counts only if it has the same length and starts differently, which is how vLLM
-    reads the parameter. Raise InvalidRequest for more than a request with so many sequences may
-    have.
+    Raise InvalidRequest for more than a request with so many sequences may have.
     """
     num_chars = total_chars(words)
     if num_chars > MAX_CHARS:
@@ -40,8 +38,7 @@ def bad_words(
         for word, first, spaced in zip(piece, ids, ids[len(piece) :], strict=False):
             if not first:
                 raise _refusal(f"'{word}' has no tokens")
-            both = len(spaced) == len(first) and spaced[0] != first[0]
-            spelt = [first, spaced] if both else [first]
+            spelt = [first] if spaced == first else [first, spaced]
             left -= sum(map(len, spelt))
             if left < 0:
                 raise _refusal(f"more than {most} tokens, for {num_sequences} sequences")

@@ -18,13 +18,13 @@ from surestep_common.errors import InvalidRequest
 Message = dict[str, Any]
 
 _EFFORTS = ("low", "medium", "high")
-_INSTRUCTING = ("system", "developer")
+INSTRUCTING = ("system", "developer")
 
 
 def harmony_messages(messages: Sequence[Message]) -> list[Message]:
     """Return messages, in the form that templates expect, without what this template lacks."""
-    instructions = [one for one in messages if one["role"] in _INSTRUCTING]
-    others = [one for one in messages if one["role"] not in _INSTRUCTING]
+    instructions = [one for one in messages if one["role"] in INSTRUCTING]
+    others = [one for one in messages if one["role"] not in INSTRUCTING]
     shown: list[Message] = []
     if instructions:
         text = "\n\n".join(one["content"] for one in instructions if one["content"])

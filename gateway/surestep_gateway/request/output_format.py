@@ -115,9 +115,10 @@ def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
             )
 
 
-def wanted_output(settings: GatewaySettings, request: GenerationBody) -> Wanted | None:
+def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
     """Return what a request asks of its output, None if nothing. Raise InvalidRequest."""
-    content = content_language(request, settings.structured_outputs().style())
+    style = processor.settings.structured_outputs().style()
+    content = content_language(request, style, processor.tokenizer.is_marker)
     tools = None
     if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
         tools = _wanted_tools(request)
@@ -186,7 +187,7 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         settings.reasoning_parser if chat else None,
         settings.tool_call_parser,
         parser,
-        lambda text: (id_ := tokenizer.id(text)) is not None and tokenizer.is_special(id_),
+        tokenizer.is_marker,
     )
     with processor.checking(wanted.field):
         found = constraint(wanted, written)

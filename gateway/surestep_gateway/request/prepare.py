@@ -231,7 +231,7 @@ def _wanted(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
     field = grammar_field(request)
     processor.only_apart(field is not None)
     with processor.checking(field or ""):
-        return wanted_output(processor.settings, request)
+        return wanted_output(processor, request)
 
 
 def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:

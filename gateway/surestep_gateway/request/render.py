@@ -14,18 +14,12 @@ from surestep_gateway.text.special_tokens import TRUSTED_ROLES, Hidden
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
-from .harmony_history import check_effort, harmony_messages, harmony_tools
+from .harmony_history import INSTRUCTING, check_effort, harmony_messages, harmony_tools
+from .messages import result_part, text_part, with_known_roles, without_thoughts
 from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
 _UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
-_TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
-    "text": "text",
-    "refusal": "refusal",
-    "input_text": "text",
-    "output_text": "text",
-}
-_TYPE_CHARS = 32  # shown of an unknown type
 
 
 class RenderedChat(NamedTuple):
@@ -67,18 +61,7 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     if harmony:
         check_effort(variables.get("reasoning_effort"))
         tools = harmony_tools(tools)
-    messages = [_template_message(body, index) for index in range(len(body.messages))]
-    if _takes_parts(processor, body, with_tools=tools is not None):
-        takes_text = processor.template.takes_text(
-            tools=tools is not None, source=body.chat_template
-        )
-        for index, message in enumerate(messages):
-            # Of results GLM's templates take lists for something else.
-            if message["role"] != "tool" or not takes_text:
-                message["content"] = _parts(body.messages[index], index)
-    elif harmony:
-        messages = harmony_messages(messages)
-        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
+    messages = _messages(processor, body, harmony=harmony, with_tools=tools is not None)
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
     messages.append({"role": "tools", "content": tools})
     hidden, special = None, processor.tokenizer.special
@@ -104,6 +87,27 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     if hidden is None:
         return RenderedChat(text, text, None)
     return RenderedChat(hidden.shown(text), text, hidden)
+
+
+def _messages(
+    processor: TextProcessor, body: TemplateFields, *, harmony: bool, with_tools: bool
+) -> list[dict[str, Any]]:
+    """Return the messages in the form that the template expects."""
+    template, source = processor.template, body.chat_template
+    messages = [_template_message(body, index) for index in range(len(body.messages))]
+    if _takes_parts(processor, body, with_tools=with_tools):
+        takes_text = template.takes_text(tools=with_tools, source=source)
+        for index, message in enumerate(messages):
+            # Of results GLM's templates take lists for something else.
+            if message["role"] != "tool" or not takes_text:
+                message["content"] = _parts(body.messages[index], index)
+    elif harmony:
+        messages = harmony_messages(messages)
+        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
+    if harmony or (body.continue_final_message and messages[-1]["role"] in INSTRUCTING):
+        return messages
+    with _limits(processor):  # the template is tried, a request's too
+        return with_known_roles(messages, template, tools=with_tools, source=source)
 
 
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
@@ -135,10 +139,7 @@ def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: 
 def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
     """Return the content as a list, for templates that iterate over it; None stays None."""
     if isinstance(message.content, list):
-        texts = [
-            text_part(part, f"messages[{index}].content[{n}]")
-            for n, part in enumerate(message.content)
-        ]
+        texts = _texts(message, index)
     else:
         text = _content(message, index)
         texts = [text] if text else []
@@ -182,8 +183,11 @@ def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
             raise UnsupportedParameter(f"'{param}' is not supported", param=param)
     message = given.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
     message["content"] = _content(given, index)
-    if given.reasoning is not None:
-        message.setdefault("reasoning_content", given.reasoning)
+    reasoning = given.reasoning
+    if reasoning is None and given.role == "assistant" and isinstance(given.content, list):
+        reasoning = without_thoughts(given.content)[1] or None
+    if reasoning is not None:
+        message.setdefault("reasoning_content", reasoning)
     if given.tool_calls:  # an empty list would look like calls to some templates
         message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
     return message
@@ -209,21 +213,15 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
 def _content(message: ChatMessage, index: int) -> str:
     if not isinstance(message.content, list):
         return message.content or message.refusal or ""
-    return "\n".join(
-        text_part(part, f"messages[{index}].content[{n}]") for n, part in enumerate(message.content)
-    )
+    return "\n".join(_texts(message, index))
 
 
-def text_part(part: dict[str, Any], param: str) -> str:
-    """Return the text of a part of a message. Raise InvalidRequest naming `param`."""
-    kind = part.get("type")
-    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise UnsupportedParameter(
-            f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
-            param=param,
-        )
-    field = _TEXT_PARTS[kind]
-    text = part.get(field)
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{param}.{field} must be a string", param=f"{param}.{field}")
-    return text
+def _texts(message: ChatMessage, index: int) -> list[str]:
+    """Return the texts of a content of parts, except reasoning of earlier answers."""
+    assert isinstance(message.content, list)
+    if message.role == "tool":
+        return list(map(result_part, message.content))
+    parts = message.content
+    if message.role == "assistant":
+        parts, _ = without_thoughts(parts)
+    return [text_part(part, f"messages[{index}].content[{n}]") for n, part in enumerate(parts)]

@@ -163,7 +163,7 @@ def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
 def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
     """Return the number of tokens to emit at most, as far as there is room.
 
-    None means the model's default. Raise InvalidRequest when the model's context is too short.
+    None means the model's default. Raise InvalidRequest for more `min_tokens`.
     """
     room = info.max_model_len - prompt_len
     param, asked = "max_tokens", body.max_tokens
@@ -173,9 +173,6 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
         if isinstance(body, ChatBody):
             return None
         asked = _COMPLETION_TOKENS
-    if asked > info.max_model_len:
-        total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
-        raise beyond_context(info.max_model_len, total, param)
     asked = min(asked, room)
     if (body.min_tokens or 0) > asked:
         raise InvalidRequest(

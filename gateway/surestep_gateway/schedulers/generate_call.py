@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
-from surestep_common.errors import ConnectionLost, InternalError
+from surestep_common.errors import ConnectionLost, InternalError, SurestepError
 from surestep_common.rpc import from_rpc_error, num_delivered
 from surestep_proto import scheduler_pb2 as pb
 
@@ -116,7 +116,7 @@ class GenerateCall:
                 self._scheduler.heard()
                 self.put(chunk)
         except grpc.aio.AioRpcError as error:
-            self.fail(from_rpc_error(error), num_delivered(error))
+            self.fail(_as_clients_know(from_rpc_error(error)), num_delivered(error))
         except asyncio.CancelledError:  # the channel is closed, if not the call
             self.fail(ConnectionLost("the call was cancelled"))
             raise
@@ -147,6 +147,13 @@ class GenerateCall:
         self._following.cancel()
         self._stream.cancel()
         self._scheduler.breaker.ended(self.number)
+
+
+def _as_clients_know(error: SurestepError) -> SurestepError:
+    """Return a scheduler's error without a field that no client sends: several make a grammar."""
+    if error.param == "grammar":
+        error.param = None
+    return error
 
 
 def _append(chunk: pb.GenerateChunk, later: pb.GenerateChunk) -> None:

@@ -154,8 +154,8 @@ class CompletionChoices:
         self._generation = generation
         self._speller = _speller(gateway, generation)
         self._tokenizer = gateway.tokenizer
-        self._new_detokenizer: Callable[[], Detokenizer] = lambda: detokenizer(
-            gateway, generation.body
+        self._new_detokenizer: Callable[[Sequence[int]], Detokenizer] = lambda prompt_ids: (
+            detokenizer(gateway, generation.body, prompt_ids)
         )
         self._token_ids = bool(generation.body.return_token_ids)
         self._drafted = wants_drafted(generation.body)
@@ -242,7 +242,8 @@ class CompletionChoices:
         builder = self._logprobs.get(sequence.index)
         if builder is None:
             start = len(self._prompt_text(sequence)) if self._echo else 0
-            text = TextOfTokens(self._new_detokenizer(), start=start)
+            prompt = self._generation.prompt_of(sequence)
+            text = TextOfTokens(self._new_detokenizer(prompt.token_ids), start=start)
             builder = CompletionLogprobs(self._speller, text)
             self._logprobs[sequence.index] = builder
         return builder.build(found)

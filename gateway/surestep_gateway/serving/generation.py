@@ -168,7 +168,7 @@ class _SequenceBuilder:
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(
-            *(index, journal, source, self._assembler(), eos_ids, timer, self.usage),
+            *(index, journal, source, self._assembler(prompt_ids), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
             prompt_only=self.body.max_tokens == 0,
         )
@@ -193,11 +193,11 @@ class _SequenceBuilder:
         asked = max_tokens(self.body, prompt_len, self.gateway.pool.info)
         return None if asked is None else max(1, asked)  # a prompt alone is scored by a step, too
 
-    def _assembler(self) -> TextAssembler:
+    def _assembler(self, prompt_ids: Sequence[int]) -> TextAssembler:
         include_stop = bool(self.body.include_stop_str_in_output)
         parser, id_of = self.new_parser(), self.gateway.tokenizer.id
         return TextAssembler(
-            detokenizer(self.gateway, self.body, shown=parser.markers),
+            detokenizer(self.gateway, self.body, prompt_ids, shown=parser.markers),
             StopScanner(stop_strings(self.body), include_stop=include_stop),
             parser,
             min_tokens=self.sampling.min_tokens,
@@ -207,11 +207,17 @@ class _SequenceBuilder:
 
 
 def detokenizer(
-    gateway: Gateway, body: GenerationBody, *, shown: Sequence[str] = ()
+    gateway: Gateway,
+    body: GenerationBody,
+    prompt_ids: Sequence[int],
+    *,
+    shown: Sequence[str] = (),
 ) -> Detokenizer:
-    """Return a new detokenizer for a request; the special tokens `shown` are never skipped."""
+    """Return a new detokenizer behind a prompt; the special tokens `shown` are never skipped."""
     skip = body.skip_special_tokens is not False
-    return Detokenizer(gateway.tokenizer, skip_special_tokens=skip, shown=shown)
+    return Detokenizer(
+        gateway.tokenizer, skip_special_tokens=skip, shown=shown, prompt_ids=prompt_ids
+    )
 
 
 def stop_strings(body: GenerationBody) -> list[str]:

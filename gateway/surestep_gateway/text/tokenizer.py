@@ -115,6 +115,16 @@ class Tokenizer:
         """Return whether `skip_special_tokens` leaves the token out of the text."""
         return token_id in self.special_ids
 
+    def is_marker(self, text: str) -> bool:
+        """Return whether a text is a token that grammars take for no text.
+
+        llguidance does so with added tokens that are special or look like `<...>`.
+        """
+        id_ = self.id(text)
+        if id_ is None or id_ not in self._added:
+            return False
+        return self.is_special(id_) or (text.startswith("<") and text.endswith(">"))
+
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that the token adds to the text, not necessarily whole characters."""
         found = self._pieces.get(token_id)

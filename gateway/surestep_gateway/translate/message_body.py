@@ -24,7 +24,7 @@ _SHOWN_CHARS = 32  # of an unknown type
 
 
 class TextBlock(Body):
-    type: Literal["text"]
+    type: Literal["text"] = "text"
     text: str
 
 
@@ -75,11 +75,11 @@ Texts = Annotated[list[OnlyText], Field(fail_fast=True)]
 
 
 class ToolResultBlock(Body):
-    """What a call returned; that it is an error is for the text to say."""
+    """What a call returned, with parts of any type; that it is an error is for the text to say."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: str | Texts | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 Block = Annotated[

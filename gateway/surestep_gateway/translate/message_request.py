@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -10,6 +11,7 @@ import orjson
 from surestep_common.errors import InvalidRequest
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
+from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields
 from surestep_gateway.request.prepare import Draft, chat_texts, check_model, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
@@ -31,6 +33,8 @@ from .message_body import (
     ToolResultBlock,
     ToolUseBlock,
 )
+
+_BILLING = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 
 # How names of fields of the chat begin that a request becomes, and what clients call them.
 FIELD_NAMES = {
@@ -93,7 +97,7 @@ def _chat(body: MessagesBody) -> ChatRequest:
 def _messages(body: MessagesBody) -> list[Json]:
     conversation = Conversation()
     if body.system:
-        conversation.instruct(_text(body.system))
+        conversation.instruct(_without_billing(body.system))
     for number, message in enumerate(body.messages):
         if message.role == "system":
             conversation.instruct(_text_only(message, number))
@@ -127,7 +131,9 @@ def _add(role: str, blocks: Sequence[Block], place: str, conversation: Conversat
 def _add_block(role: str, block: Block, place: str, conversation: Conversation) -> None:
     match block:
         case ToolResultBlock() if role == "user":
-            conversation.result(block.tool_use_id, _text(block.content or ""))
+            parts = block.content or ""
+            parts = [{"text": parts}] if isinstance(parts, str) else parts
+            conversation.result(block.tool_use_id, "\n".join(map(result_part, parts)))
         case ThinkingBlock() if role == "assistant":
             conversation.think(block.thinking)
         case ToolUseBlock() if role == "assistant":
@@ -153,6 +159,16 @@ def _text(content: str | Iterable[TextBlock]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block.text for block in content)
+
+
+def _without_billing(system: str | Sequence[TextBlock]) -> str:
+    """Return instructions without Claude Code's line for the bill.
+
+    It differs from one request to the next, and no request would find its prefix in the cache.
+    """
+    texts = [system] if isinstance(system, str) else [block.text for block in system]
+    kept = [_BILLING.sub("", text) for text in texts]
+    return "\n".join(new for new, old in zip(kept, texts, strict=True) if new or not old)
 
 
 def _tool(tool: MessagesTool) -> Json:

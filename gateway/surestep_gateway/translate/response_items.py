@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 from surestep_common.errors import NotFound
 
+from surestep_gateway.request.messages import result_part, text_part
 from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, Name
-from surestep_gateway.request.render import text_part
 
 from .conversation import INSTRUCTING, Conversation, Json
 
@@ -182,7 +182,8 @@ def _add(item: Item, place: str, conversation: Conversation) -> None:
         case CallItem(call_id=call_id, name=name, arguments=arguments):
             conversation.call(call_id, name, arguments)
         case OutputItem(call_id=call_id, output=output):
-            conversation.result(call_id, _text(output, f"{place}.output"))
+            parts = output if isinstance(output, list) else [{"text": output}]
+            conversation.result(call_id, "\n".join(map(result_part, parts)))
 
 
 def _text(content: str | list[Part], place: str) -> str:

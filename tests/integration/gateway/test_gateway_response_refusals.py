@@ -49,7 +49,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "missing",
     ),
     ({"input": "word " * 300}, "input", "leave no room"),
-    ({"max_output_tokens": 999}, "max_output_tokens", "maximum context length"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"metadata": {"a": 1}}, "metadata.a", "valid string"),

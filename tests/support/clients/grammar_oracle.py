@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from support.checkpoints import tiny_tokenizer
 from surestep_gateway.grammars.reasoning import Format
 from surestep_gateway.parsers import REASONING_PARSERS
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_worker.grammar.matcher import matcher_of
+from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
@@ -31,22 +32,27 @@ CITY = {
 
 
 class Oracle:
-    """A tokenizer with markers as special tokens, or without, and llguidance on it."""
+    """A tokenizer with markers as added tokens, or without, and llguidance on it."""
 
-    def __init__(self, folder: Path, *special: str) -> None:
-        tiny_tokenizer.save(folder, *special)
+    def __init__(self, folder: Path, *markers: str, special: bool = True) -> None:
+        tiny_tokenizer.save(folder, *markers)
+        path = folder / "tokenizer.json"
+        if not special:
+            spec = json.loads(path.read_text())
+            for token in spec["added_tokens"]:
+                token["special"] &= token["content"] not in markers
+            path.write_text(json.dumps(spec))
         self.tokenizer = Tokenizer.load(folder)
-        path = str(folder / "tokenizer.json")
-        self._lark = LLTokenizer(path, eos_token=tiny_tokenizer.EOS_ID)
+        self._lark = tokenizer_of(path, self.tokenizer.size, [tiny_tokenizer.EOS_ID])
+
+    @classmethod
+    def of_kind(cls, folder: Path, kind: str) -> Oracle:
+        """One whose markers are `special`, `added` and not special, or `spelled` as text."""
+        return cls(folder, *(MARKERS if kind != "spelled" else ()), special=kind == "special")
 
     def compile(self, source: str) -> None:
         """Compile a source as ranks do. Raise InvalidRequest."""
         matcher_of(self._lark, source)
-
-    def special(self, text: str) -> bool:
-        """Whether a text is a special token."""
-        found = self.tokenizer.id(text)
-        return found is not None and self.tokenizer.is_special(found)
 
     def accepts(self, source: str, text: str) -> bool:
         """Whether a whole text belongs to a language."""
@@ -61,4 +67,4 @@ class Oracle:
         """How a model writes behind a prompt."""
         tool = {"weather": CITY} if tools else {}
         parser = REASONING_PARSERS.get(reasoning)(prompt, tool) if reasoning else None
-        return Format(reasoning, tools, parser, self.special)
+        return Format(reasoning, tools, parser, self.tokenizer.is_marker)

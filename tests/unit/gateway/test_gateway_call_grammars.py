@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.clients.grammar_oracle import CITY, MARKERS, Oracle
+from support.clients.grammar_oracle import CITY, Oracle
 from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
+from surestep_gateway.parsers import TOOL_PARSERS
 
 OBJECT = Language("response_format", schema=CITY)
 
 
-@pytest.fixture(params=["special", "spelled"])
+@pytest.fixture(params=["special", "added", "spelled"])
 def oracle(request: pytest.FixtureRequest, tmp_path: Path) -> Oracle:
-    return Oracle(tmp_path, *(MARKERS if request.param == "special" else ()))
+    return Oracle.of_kind(tmp_path, request.param)
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_calls_that_are_asked_for_do_not_begin_in_reasoning(oracle: Oracle, tool
     assert not oracle.accepts(found.source, f"why{call}")
     assert not oracle.accepts(found.source, f"why<tool_call></think>\n{call}")
     assert constraint(Wanted(OBJECT), written).begins_after == (
-        "</think>" if oracle.special("</think>") else None
+        "</think>" if oracle.tokenizer.is_marker("</think>") else None
     )
 
 
@@ -203,6 +204,33 @@ def test_definitions_are_found_from_within_calls(plain: Oracle) -> None:
         source = constraint(asked, plain.written("", None, tools)).source
         assert plain.accepts(source, good)
         assert not plain.accepts(source, good.replace("1", '"x"'))
+
+
+@pytest.mark.parametrize(
+    "city",
+    [
+        {"enum": ["Oslo", 7]},
+        {"const": "Oslo"},
+        {"type": ["string", "integer"], "enum": ["Oslo", 7]},
+        {"$ref": "#/$defs/City"},
+        {"anyOf": [{"$ref": "#/$defs/City"}, {"type": "null"}]},
+    ],
+    ids=lambda city: "-".join(city),
+)
+@pytest.mark.parametrize("tools", [tools for tools, one in WRITTEN.items() if one.city])
+def test_named_strings_are_read_as_they_were_meant(plain: Oracle, tools: str, city: Any) -> None:
+    defs = {"City": {"enum": ["Oslo", "Rome"]}}
+    schema = OPTIONAL | {"properties": {"city": city}, "$defs": defs}
+    asked = Tools("tool_choice", {"weather": schema}, required=True)
+    source = constraint(Wanted(None, asked), plain.written("", None, tools)).source
+    written = WRITTEN[tools]
+    good = written.all(written.one("weather", "Oslo"))
+    assert plain.accepts(source, good)
+    assert not plain.accepts(source, written.all(written.one("weather", '"Oslo"')))
+    parser = TOOL_PARSERS.get(tools)({"weather": schema})
+    assert parser is not None
+    called = calls_of([*parser.push(good), *parser.finish()])
+    assert [json.loads(arguments) for _, arguments in called] == [{"city": "Oslo"}]
 
 
 OPEN = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

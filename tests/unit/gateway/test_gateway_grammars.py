@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.grammar_oracle import CITY, MARKERS, Oracle
+from support.clients.grammar_oracle import CITY, Oracle
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
@@ -19,9 +19,9 @@ HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"
 OBJECT = Language("response_format", schema=CITY)
 
 
-@pytest.fixture(params=["special", "spelled"])
+@pytest.fixture(params=["special", "added", "spelled"])
 def oracle(request: pytest.FixtureRequest, tmp_path: Path) -> Oracle:
-    return Oracle(tmp_path, *(MARKERS if request.param == "special" else ()))
+    return Oracle.of_kind(tmp_path, request.param)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def plain(tmp_path: Path) -> Oracle:
 
 def language(style: JsonStyle = JsonStyle(), **fields: Any) -> Language:  # noqa: B008
     """The language of these fields."""
-    found = content_language(StructuredBody.model_validate(fields), style)
+    found = content_language(StructuredBody.model_validate(fields), style, lambda text: False)
     assert found is not None
     return found
 
@@ -98,6 +98,24 @@ def test_languages_of_fields(plain: Oracle, name: str) -> None:
     assert [text for text in outside if plain.accepts(source, text)] == []
 
 
+@pytest.mark.parametrize("trigger", ["<tool_call>", '<tool_call>{"name"'])
+def test_structural_tags_are_tokens_where_the_tokenizer_has_them(
+    oracle: Oracle, trigger: str
+) -> None:
+    begin, end = '<tool_call>{"name": "weather", "arguments": ', "}</tool_call>"
+    structure = {"begin": begin, "schema": CITY, "end": end}
+    tags = {"type": "structural_tag", "structures": [structure], "triggers": [trigger]}
+    asked = StructuredBody.model_validate({"response_format": tags})
+    found = content_language(asked, JsonStyle(), oracle.tokenizer.is_marker)
+    assert found is not None
+    source = constraint(Wanted(found), oracle.written("")).source
+    good, bad = f'{begin}{{"city": "a"}}{end}', f"{begin}{{}}{end}"
+    for text in ("no call", good, f"so {good}\nand {good} then"):
+        assert oracle.accepts(source, text), text
+    assert not oracle.accepts(source, bad)
+    assert not oracle.accepts(source, f"so {good} {bad}")
+
+
 CHOICES = {
     "numbered": [f"entry number {n}" for n in range(4096)],
     "long": [f"{n:05}" * 10 for n in range(4000)],
@@ -127,7 +145,7 @@ def test_reasoning_is_free(oracle: Oracle, text: str) -> None:
     wanted = Wanted(OBJECT)
     json_text = '{"city": "x"}'
     begun = constraint(wanted, oracle.written("<think>\n", "qwen3"))
-    if oracle.special("</think>"):
+    if oracle.tokenizer.is_marker("</think>"):
         assert begun.begins_after == "</think>"
         assert oracle.accepts(begun.source, f"\n\n{json_text}")
         assert not oracle.accepts(begun.source, f"x{json_text}")
@@ -137,7 +155,8 @@ def test_reasoning_is_free(oracle: Oracle, text: str) -> None:
         assert not oracle.accepts(begun.source, json_text)
     may = constraint(wanted, oracle.written("assistant\n", "qwen3"))
     assert may.begins_after is None
-    assert oracle.accepts(may.source, f"<think>\nwhy {{\n</think>\n\n{json_text}")
+    thought = f"<think>\nwhy {{\n</think>\n\n{json_text}"
+    assert oracle.accepts(may.source, thought) == oracle.tokenizer.is_marker("<think>")
     assert oracle.accepts(may.source, json_text)
     assert not oracle.accepts(may.source, f"<think>why</think>{text}")
     ended = constraint(wanted, oracle.written("<think>\n\n</think>\n\n", "qwen3"))

@@ -93,6 +93,37 @@ def test_a_grammar_begins_behind_the_first_end_of_reasoning(
     assert EOS not in next_of(walk)
 
 
+def test_a_finished_document_ends_before_min_tokens(matcher: Matcher, spell: Tokenizer) -> None:
+    a = ids_of(spell, "a")[0]
+    walk = Walk(matcher(REGEX("a{1,3}")), [], [EOS], 5)
+    for count in range(4):
+        assert (EOS in next_of(walk)) == (count == 3)  # where the document can go on, it does
+        if count < 3:
+            walk.advance(a)
+    walk = Walk(matcher(REGEX("a*")), [], [EOS], 2)
+    for count in range(4):
+        assert (EOS in next_of(walk)) == (count >= 2)
+        walk.advance(a)
+
+
+def test_min_tokens_hold_in_front_of_a_grammar(matcher: Matcher, spell: Tokenizer) -> None:
+    a = ids_of(spell, "a")[0]
+    walk = Walk(matcher(REGEX("a*")), [77], [EOS], 2)
+    window = make_window(walk, [5, 6, 7, 77, a], 5, NUM_WORDS)
+    assert (window.first, window.drafts, len(window.masks)) == (0, [5, 6, 7, 77, a], 6)
+    assert [allows(mask, EOS) for mask in window.masks] == [False, False, *[True] * 4]
+    assert [allows(mask, 9) for mask in window.masks] == [*[True] * 4, False, False]
+
+
+def test_a_stop_id_of_text_does_not_cut_a_document(matcher: Matcher, spell: Tokenizer) -> None:
+    a, b = (ids_of(spell, letter)[0] for letter in "ab")
+    walk = Walk(matcher(REGEX("(a|b)(a|b)")), [], [EOS, b])
+    assert a in next_of(walk)
+    assert b not in next_of(walk)
+    only = Walk(matcher(REGEX("bb*")), [], [EOS, *(i for i in range(NUM_WORDS * 32) if i != a)])
+    assert b in next_of(only)  # there is nothing else
+
+
 def test_a_window_ends_in_front_of_what_is_barred(matcher: Matcher, spell: Tokenizer) -> None:
     walk = Walk(matcher(REGEX("[a-f]+")), [], [EOS])
     a, b, z = (ids_of(spell, letter)[0] for letter in "abz")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoints.published import FILES, PUBLISHED, published_tokenizer
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES
@@ -17,6 +18,7 @@ from surestep_worker.configs.model_config import SLIDING_ATTENTION as SLIDING
 from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import FAMILIES, ModelConfig
+from tokenizers import Tokenizer
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -111,6 +113,43 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
     assert read(tmp_path, {"eos_token_id": [5, 7]}).eos_token_ids == (5, 7)
     assert read(tmp_path, {"temperature": 0.6}).eos_token_ids == (2,)
     assert read(tmp_path, {"temperature": 0.6}, eos_token_id=...).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_tokenizers_end_counts_beside_the_others(tmp_path: Path, name: str) -> None:
+    """As of a fine-tune whose config.json is that of its base."""
+    folder, eos = published_tokenizer(name), PUBLISHED[name].eos
+    for file in FILES:
+        (tmp_path / file).symlink_to(folder / file)
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(eos)
+    vocabulary: dict[str, Any] = {"vocab_size": PUBLISHED[name].vocab_size}
+    assert read(tmp_path, **vocabulary).eos_token_ids == (2, end)
+    assert read(tmp_path, {"eos_token_id": [5, end]}, **vocabulary).eos_token_ids == (5, end)
+    assert read(tmp_path, {"eos_token_id": 5}, **vocabulary).eos_token_ids == (5, end)
+    assert read(tmp_path, {}, vocab_size=end, eos_token_id=...).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"eos_token": {"content": "<e>"}, "added_tokens_decoder": {"7": {"content": "<e>"}}},
+        {"eos_token": "<e>", "added_tokens_decoder": {"x": {"content": "<e>"}}},
+        {"eos_token": "<e>", "added_tokens_decoder": [7]},
+        {"eos_token": "<e>"},
+    ],
+)
+def test_places_of_the_tokenizers_end(tmp_path: Path, about: dict[str, Any]) -> None:
+    added = [3, {}, {"content": "<e>", "id": 7}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert read(tmp_path).eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"eos_token": 7}', '{"eos_token": "<e>"}'])
+def test_a_tokenizer_that_names_no_end(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"content": "<e>", "id": "7"}]}')
+    assert read(tmp_path).eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from .json_fields import read_json
 from .safetensors_header import Entry, read_header, shown
 
 GENERATION_CONFIG = "generation_config.json"
+_ID = re.compile(r"[0-9]{1,9}")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = "pytorch_model.bin"  # is not read: a pickle may run any code
@@ -41,6 +44,7 @@ class ConfigFiles(NamedTuple):
 
     config: Mapping[str, Any]  # config.json
     generation: Mapping[str, Any]  # generation_config.json; empty without one
+    tokenizer_end: int | None = None  # id of the tokenizer's eos_token, if neither file names it
 
     @classmethod
     def read(cls, folder: Path, generation_folder: Path | None = None) -> ConfigFiles:
@@ -52,7 +56,49 @@ class ConfigFiles(NamedTuple):
         """
         generation = (generation_folder or folder) / GENERATION_CONFIG
         wanted = generation_folder is not None or generation.exists()
-        return cls(read_json(folder / "config.json"), read_json(generation) if wanted else {})
+        files = cls(read_json(folder / "config.json"), read_json(generation) if wanted else {})
+        end = _tokenizer_end(folder)
+        return files if end in files._named_ends() else files._replace(tokenizer_end=end)
+
+    def _named_ends(self) -> list[Any]:
+        text = self.config.get("text_config")
+        places = (self.config, self.generation, text if isinstance(text, dict) else {})
+        named = [place.get("eos_token_id") for place in places]
+        return [id_ for one in named for id_ in (one if isinstance(one, list) else [one])]
+
+
+def _tokenizer_end(folder: Path) -> int | None:
+    """Return the id of the token at which the tokenizer ends a text; None where it names none.
+
+    Files that cannot be read name none: the gateway says what is wrong with them.
+    """
+    config = _read_any(folder / "special_tokens_map.json") | _read_any(folder / _TOKENIZER_CONFIG)
+    end = config.get("eos_token")
+    text = end.get("content") if isinstance(end, dict) else end
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(text, str):
+        return None
+    for id_, token in listed.items() if isinstance(listed, dict) else ():
+        if isinstance(token, dict) and token.get("content") == text and _ID.fullmatch(id_):
+            return int(id_)
+    return _id_in(_read_any(folder / "tokenizer.json"), text)
+
+
+def _id_in(tokenizer: Mapping[str, Any], text: str) -> int | None:
+    """Return the id of an added token of a tokenizer.json."""
+    added = tokenizer.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == text:
+            id_ = token.get("id")
+            return id_ if type(id_) is int and id_ >= 0 else None
+    return None
+
+
+def _read_any(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except InvalidRequest:
+        return {}
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -108,7 +154,8 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
     InvalidRequest if a file cannot be read.
     """
     config = {key: value for key, value in files.config.items() if key not in _INCIDENTAL}
-    digest = hashlib.sha256(_canonical([config, files.generation.get("eos_token_id")]))
+    more = [] if files.tokenizer_end is None else [files.tokenizer_end]
+    digest = hashlib.sha256(_canonical([config, files.generation.get("eos_token_id"), *more]))
     samples = min(max(_SAMPLES // max(len(entries), 1), 1), _MOST_SAMPLES)
     descriptors: dict[Path, int] = {}
     try:

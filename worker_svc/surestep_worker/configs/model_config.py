@@ -217,13 +217,16 @@ def read_dtype(raw: Fields) -> str:
 
 
 def read_eos_token_ids(files: ConfigFiles, raw: Fields) -> tuple[int, ...]:
-    """Of generation_config.json, which lists the end of a turn too; else of config.json.
+    """Return the ids that end a turn of the model.
 
-    Ids outside the vocabulary, which no model emits, are left out.
+    They are those of generation_config.json, which lists the end of a turn too, else of
+    config.json, and in any case the tokenizer's: fine-tunes may name their end of a turn there
+    alone. Ids outside the vocabulary, which no model emits, are left out.
     """
     generation = Fields(files.generation, "generation_config.json")
     named = generation if "eos_token_id" in generation else raw
     ids = named.sizes("eos_token_id", MAX_VOCAB)
+    ids += () if files.tokenizer_end is None else (files.tokenizer_end,)
     vocab_size = raw.size("vocab_size", MAX_VOCAB)
     if any(id_ >= vocab_size for id_ in ids):
         logger.warning("eos_token_id %s: the vocabulary has %d tokens", ids, vocab_size)

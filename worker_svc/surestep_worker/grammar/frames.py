@@ -27,6 +27,7 @@ class Begin(NamedTuple):
 
     begins_after: Sequence[int]
     stop_ids: Sequence[int]
+    min_tokens: int
 
 
 class Question(NamedTuple):

@@ -40,7 +40,9 @@ class _Tenant:
         if self.process is process:
             return Question(self.key, None, ask)
         self.process = process
-        begin = Begin(list(self.params.grammar.begins_after), list(self.params.stop_token_ids))
+        params = self.params
+        begins_after, stops = list(params.grammar.begins_after), list(params.stop_token_ids)
+        begin = Begin(begins_after, stops, params.min_tokens)
         return Question(self.key, begin, ask._replace(emitted=self.emitted))
 
 

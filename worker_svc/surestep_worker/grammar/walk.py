@@ -27,7 +27,11 @@ class Walk:
     """
 
     def __init__(
-        self, matcher: LLMatcher, begins_after: Sequence[int], stop_ids: Sequence[int]
+        self,
+        matcher: LLMatcher,
+        begins_after: Sequence[int],
+        stop_ids: Sequence[int],
+        min_tokens: int = 0,
     ) -> None:
         self._matcher = matcher
         self._begins_after = list(begins_after)
@@ -36,6 +40,7 @@ class Walk:
         self._stop_words = ids // 32
         self._stop_bits = (1 << ids % 32).astype(np.uint32).view(np.int32)
         self._latest = list[int]()  # tokens, as many as the end of reasoning has, before it comes
+        self._early = min_tokens  # tokens that are still to come before any stop id
         self.begun = not begins_after
 
     def copy(self) -> Self:
@@ -47,6 +52,7 @@ class Walk:
 
     def advance(self, token: int) -> None:
         """Go on by a token. Raises InvalidRequest if it does not belong to the grammar."""
+        self._early = max(0, self._early - 1)
         if not self.begun:
             self._wait_for_begin(token)
         elif token not in self._stops and not self._matcher.consume_token(token):
@@ -59,16 +65,32 @@ class Walk:
     def fill(self, words: Words) -> None:
         """Set the bits of the tokens that may come next, in words i32[ceil(vocabulary / 32)].
 
-        The grammar has begun. Stop ids of the request may come where the output belongs to the
-        grammar, also if they are no end-of-sequence tokens of the model. Raises InvalidRequest when
-        a limit is exceeded.
+        Stop ids of the request may come where the output belongs to the grammar, also if they are
+        no end-of-sequence tokens of the model. Elsewhere, and before `min_tokens`, they may come
+        only if nothing else may. Raises InvalidRequest when a limit is exceeded.
         """
+        if self.begun:
+            self._fill_by_grammar(words)
+        else:
+            words[:] = -1
+        if self._early or (self.begun and not self._matcher.is_accepting()):
+            others = words.copy()
+            np.bitwise_and.at(others, self._stop_words, ~self._stop_bits)
+            if others.any():
+                words[:] = others
+
+    def _fill_by_grammar(self, words: Words) -> None:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             message = one_line(self._matcher.get_error())
             raise InvalidRequest(f"grammar: nothing goes on from here: {message}", param="grammar")
         if self._matcher.is_accepting():
             np.bitwise_or.at(words, self._stop_words, self._stop_bits)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some token may not come next."""
+        return self.begun or (self._early > 0 and bool(self._stops))
 
     def forced(self) -> list[int]:
         """Return tokens that spell what must come next in any case; the first few, or none.

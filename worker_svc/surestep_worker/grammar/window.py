@@ -27,7 +27,7 @@ class Ask(NamedTuple):
 class Window:
     """What a row is to verify, and its masks.
 
-    Positions in front of `first` and those behind the masks have none: the grammar has not begun,
+    Positions in front of `first` and those behind the masks have none: any token may come there,
     or they are never reached.
     """
 
@@ -88,7 +88,7 @@ def _add_mask(walk: Walk, window: Window, place: int, num_words: int) -> Words |
 
     A grammar that exceeds a limit there allows nothing, and is at fault if that is the first one.
     """
-    if not walk.begun:
+    if not walk.has_mask and not window.masks:
         window.first = place + 1
         return None
     words = np.zeros(num_words, dtype=np.int32)

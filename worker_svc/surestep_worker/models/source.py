@@ -47,7 +47,7 @@ class CheckpointSource(Generic[C]):
         self._generation_folder = generation_folder
         facts = self.store.facts
         if self.store.sealed:
-            self._files = ConfigFiles(facts["config"], facts["generation"])
+            self._files = ConfigFiles(*(facts[name] for name in ConfigFiles._fields))
         else:
             self._files = ConfigFiles.read(folder, generation_folder)
         self.config = parse(self._files)

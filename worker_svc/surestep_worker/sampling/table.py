@@ -58,7 +58,8 @@ class _Entry(NamedTuple):
     def of(cls, params: pb.SamplingParams, prompt_len: int) -> _Entry:
         ids, values = _logit_changes(params)
         stops = _words(params.stop_token_ids)
-        early = stops if params.min_tokens else stops[:0]
+        # A grammar bars them itself, as long as it can go on without.
+        early = stops if params.min_tokens and not params.HasField("grammar") else stops[:0]
         counts = [len(word.token_ids) for word in params.bad_words]
         first_end = min(prompt_len + params.min_tokens, _NEVER)
         return cls(

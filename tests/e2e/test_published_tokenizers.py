@@ -1,0 +1,111 @@
+"""Forced calls, strict calls and structured outputs under tokenizers as they are published.
+
+Their `<think>` and `<tool_call>` are added tokens that are not special. The models are random, apart
+from the hybrid: a bias has them think, end the thought, call and end, where the grammar allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import jsonschema
+import pytest
+from support.checkpoints.published import make_published_checkpoint
+from support.clients.published_calls import APIS, CITY, ask
+from support.processes.stack import serve
+from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.timeout(300)
+FLAGS = ("--max-num-seqs", "8", "--kv-cache-memory", "0.05", "--speculative-config", "none")
+COMPACT = (
+    "--structured-outputs-config",
+    '{"disable_any_whitespace": true}',  # or a random model writes white space for ever
+)
+HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
+THINK = ("<think>", "</think>")
+GLM = (*THINK, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>")
+MINIMAX = (*THINK, "<minimax:tool_call>", "</minimax:tool_call>")
+DEEPSEEK = "<｜tool▁calls▁begin｜>"
+# What templates of MiniMax and DeepSeek do: begin the thought, or leave it out.
+OPENED = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}"
+    "{{ 'assistant: ' + ('</think>' if enable_thinking is false else '<think>') }}"
+)
+
+
+class Setup(NamedTuple):
+    """A tokenizer, what is added to it, and the parsers of its server."""
+
+    tokenizer: str
+    tools: str
+    reasoning: str
+    markers: tuple[str, ...] = ()
+    template: str | None = None
+    call: str = "<tool_call>"
+    chooses: bool = True  # to call by itself: it is random, and has a token for that
+
+
+SETUPS = {
+    "qwen3-hermes": Setup("qwen3", "hermes", "qwen3"),
+    "qwen3-coder": Setup("qwen3", "qwen3_coder", "qwen3"),
+    "qwen3-xml": Setup("qwen3", "qwen3_xml", "qwen3"),
+    "glm45": Setup("qwen3", "glm45", "glm45", (*GLM, "</arg_value>")),
+    "glm47": Setup("qwen3", "glm47", "glm47", (*GLM, "</arg_value>")),
+    "minimax": Setup("qwen3", "minimax_m2", "minimax_m2", MINIMAX, OPENED, MINIMAX[2]),
+    "deepseek": Setup("deepseek_v3", "deepseek_v3", "", call=DEEPSEEK),
+    "deepseek31": Setup("deepseek_v3", "deepseek_v31", "deepseek_v3", THINK, OPENED, DEEPSEEK),
+    "llama-hermes": Setup("llama3_1", "hermes", "qwen3", chooses=False),
+    "gemma-hermes": Setup("gemma3", "hermes", "qwen3", chooses=False),
+    "hybrid-hermes": Setup("", "hermes", "qwen3", chooses=False),
+    "hybrid-coder": Setup("", "qwen3_coder", "qwen3", chooses=False),
+}
+
+
+@contextlib.contextmanager
+def served(setup: Setup, folder: Path) -> Iterator[tuple[httpx.Client, dict[str, float]]]:
+    """A server of a model, and the bias that leads its answers."""
+    model = HYBRID
+    if setup.tokenizer:
+        model = make_published_checkpoint(
+            folder / "model", setup.tokenizer, *setup.markers, template=setup.template
+        )
+    flags = ["--tool-call-parser", setup.tools, "--enable-auto-tool-choice"]
+    flags += ["--reasoning-parser", setup.reasoning] if setup.reasoning else []
+    with (
+        serve(model, folder / "logs", *FLAGS, *COMPACT, *flags) as stack,
+        httpx.Client(base_url=stack.url, timeout=60) as client,
+    ):
+        yield client, _bias(model, setup)
+
+
+def _bias(folder: Path, setup: Setup) -> dict[str, float]:
+    """A thought once, then its end, then one call, then the end of the answer."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ends = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    ids = [tokenizer.token_to_id(token) for token in (*THINK, "</arg_value>", setup.call)]
+    ids += ends if isinstance(ends, list) else [ends]
+    return {str(id_): 95.0 - place for place, id_ in enumerate(ids) if id_ is not None}
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.rotates(4, always=("qwen3-hermes",))
+def test_calls_and_json(setup: str, tmp_path: Path) -> None:
+    with served(SETUPS[setup], tmp_path) as (client, bias):
+        calls = ("required", "named", "strict")[: 2 + SETUPS[setup].chooses]
+        for api, stream, thinking in product(APIS, (False, True), (False, True)):
+            for wanted in ("json", *calls) if api != "completions" else ("json",):
+                case = f"{api}, {wanted}, {stream=}, {thinking=}"
+                answer = ask(client, api, wanted, bias, stream=stream, thinking=thinking)
+                found = answer.calls
+                if wanted == "json":
+                    found = [("weather", json.loads(answer.text))]
+                assert found, case
+                for name, arguments in found:
+                    assert name == "weather", case
+                    jsonschema.validate(arguments, CITY)

@@ -1,0 +1,189 @@
+"""Conversations as clients write them, under templates as they are published: what the model reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints.published import published_tokenizer
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.request.prepare import Kind, draft_chat
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.translate.message_request import draft_message
+from surestep_gateway.translate.response_request import draft_response
+from surestep_proto.scheduler_pb2 import SchedulerInfo
+
+pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
+
+# What Qwen3.5's template does: system messages are at the beginning, and there is no developer.
+STRICT = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{% if message.role not in ('system', 'user', 'assistant', 'tool') %}"
+    "{{ raise_exception('Unexpected message role.') }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}"
+    "{% endif %}{{ message.content + '<|im_end|>\\n' }}{% endfor %}"
+)
+TEMPLATES = {
+    "qwen3": ("qwen3", None),
+    "qwen3.5": ("qwen3", STRICT),
+    "deepseek_v3": ("deepseek_v3", None),
+    "llama3_1": ("llama3_1", None),
+    "gemma3": ("gemma3", None),
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+class Reader:
+    """The prompts that requests become under a template."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"model": folder, "scheduler_url": ["127.0.0.1:1"], "reasoning_parser": "qwen3"}
+        called = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+        self._processor = TextProcessor.load(GatewaySettings.model_validate(settings | called))
+
+    def read(self, draft: Kind[Any], **body: Any) -> str:
+        """The prompt of a request."""
+        raw = json.dumps({"max_tokens": 1} | body).encode()
+        texts = draft(self._processor, raw, SchedulerInfo(max_model_len=4096)).texts
+        return texts.texts[0]
+
+    def chat(self, *messages: Any, **body: Any) -> str:
+        """The prompt of a chat."""
+        return self.read(draft_chat, messages=messages, **body)
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reader]:
+    """Makes the reader of a template, once."""
+
+    @cache
+    def make(name: str) -> Reader:
+        published, template = TEMPLATES[name]
+        source, folder = published_tokenizer(published), tmp_path_factory.mktemp("model")
+        config = json.loads((source / "tokenizer_config.json").read_text())
+        config |= {} if template is None else {"chat_template": template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "tokenizer.json").symlink_to(source / "tokenizer.json")
+        return Reader(folder)
+
+    return make
+
+
+@pytest.fixture
+def reader(request: pytest.FixtureRequest, readers: Callable[[str], Reader]) -> Reader:
+    return readers(getattr(request, "param", "qwen3"))
+
+
+every_template = pytest.mark.parametrize("reader", TEMPLATES, indirect=True)
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+@every_template
+def test_developers_instruct(reader: Reader) -> None:
+    """Qwen3's template drops the role in silence, Qwen3.5's refuses it."""
+    asked = said("user", "Hi")
+    by_system = reader.chat(said("system", "Be brief."), asked)
+    assert "Be brief." in by_system
+    assert reader.chat(said("developer", "Be brief."), asked) == by_system
+    parts = [{"type": "text", "text": "Be brief."}]
+    assert reader.chat(said("developer", parts), asked) == by_system
+
+
+@every_template
+def test_all_instructions_are_read(reader: Reader) -> None:
+    prompt = reader.chat(
+        said("system", "One."),
+        said("developer", "Two."),
+        said("user", "Three."),
+        said("assistant", "Four."),
+        said("system", [{"type": "text", "text": "Five."}]),
+        said("user", "Six."),
+    )
+    for word in ("One.", "Two.", "Three.", "Four.", "Five.", "Six."):
+        assert prompt.count(word) == 1
+
+
+@pytest.mark.parametrize("reader", ["qwen3", "qwen3.5", "gemma3"], indirect=True)
+def test_instructions_stay_where_the_template_has_a_place_for_them(
+    reader: Reader, request: pytest.FixtureRequest
+) -> None:
+    messages = said("system", "One."), said("user", "Two."), said("system", "Three.")
+    prompt = reader.chat(*messages)
+    late = prompt.index("Three.") > prompt.index("Two.")
+    assert late == (request.node.callspec.params["reader"] == "qwen3")
+
+
+@pytest.mark.parametrize("reader", ["qwen3", "qwen3.5"], indirect=True)
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "I wonder"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "I wonder"}]},
+        {"type": "reasoning", "text": "I wonder"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I wonder"}]},
+    ],
+    ids=lambda part: "-".join(part),
+)
+def test_thoughts_among_the_parts_are_reasoning(reader: Reader, part: Any) -> None:
+    asked, told = said("user", "Hi"), [part, {"text": "So."}]
+    answered = said("assistant", "So.", reasoning="I wonder")
+    assert reader.chat(asked, said("assistant", told)) == reader.chat(asked, answered)
+    last = said("user", "And?")
+    redacted = said("assistant", [{"type": "redacted_thinking", "data": "x"}, {"text": "So."}])
+    plain = reader.chat(asked, said("assistant", "So."), last)
+    assert reader.chat(asked, redacted, last) == plain
+
+
+RESULTS: list[tuple[Any, str]] = [
+    ([{"type": "text", "text": "7 degrees"}], "7 degrees"),
+    ([{"text": "7 degrees"}], "7 degrees"),
+    ([{"text": "7 degrees"}, IMAGE], "7 degrees\n[image_url left out: only text is read here]"),
+    ([{"type": "tool_reference", "tool_name": "weather"}], "weather"),
+    ([{"type": "search_result", "content": [{"type": "text", "text": "7 degrees"}]}], "7 degrees"),
+    ([{"type": ["x"]}], "[['x'] left out: only text is read here]"),
+]
+
+
+@pytest.mark.parametrize(("content", "text"), RESULTS, ids=range(len(RESULTS)))
+def test_results_of_any_kind_are_text(reader: Reader, content: Any, text: str) -> None:
+    asked, called = said("user", "Hi"), said("assistant", "", tool_calls=[CALL])
+    messages = asked, called, said("tool", content, tool_call_id="c1")
+    assert f"<tool_response>\n{text}\n</tool_response>" in reader.chat(*messages, tools=TOOLS)
+    items = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": content},
+    ]
+    assert f"\n{text}\n" in reader.read(draft_response, input=items)
+    used = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+    turns = [said("user", "Hi"), said("assistant", [used]), said("user", [result])]
+    assert f"\n{text}\n" in reader.read(draft_message, messages=turns)
+
+
+BILL = "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize("reader", ["qwen3", "qwen3.5"], indirect=True)
+def test_claude_codes_bill_is_not_read(reader: Reader) -> None:
+    messages = [said("user", "Hi"), said("system", "Be brief."), said("user", "Now?")]
+    plain = reader.read(draft_message, system="You help.", messages=messages)
+    for system in (
+        [{"type": "text", "text": BILL.format("a1")}, {"type": "text", "text": "You help."}],
+        f"{BILL.format('b2')}\nYou help.",
+    ):
+        assert reader.read(draft_message, system=system, messages=messages) == plain
+    told = "Say x-anthropic-billing-header: 1"
+    assert told in reader.read(draft_message, system=told, messages=messages)
