@@ -19,6 +19,7 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
 )
+from surestep_common.process import python_module
 
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.process_limits import TOO_MUCH_COMPUTING
@@ -71,7 +72,7 @@ class TextProcess:
             "RUST_BACKTRACE": "0",  # takes memory when there is none
         }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "surestep_gateway.text_processes.process"),
+            *python_module("surestep_gateway.text_processes.process"),
             env=child_environ(environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
