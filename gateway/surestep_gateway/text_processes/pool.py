@@ -18,6 +18,7 @@ from surestep_common.errors import (
     RequestTooLarge,
     SurestepError,
     Unavailable,
+    lack_of,
 )
 from surestep_common.process import python_module
 
@@ -204,8 +205,12 @@ class TextPool:
             answer = await self._answer(parts)
         except SurestepError as error:
             answer = error
-        except Exception:
-            logger.exception("a request could not be prepared")
+        except Exception as error:
+            if lack := lack_of(error):
+                answer = lack
+                logger.warning("no text process can be started: %s", error)
+            else:
+                logger.exception("a request could not be prepared")
         finally:
             if not reply.done():  # its client is still there
                 reply.set_result(answer)

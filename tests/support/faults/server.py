@@ -32,6 +32,7 @@ _TRACEBACK = re.compile(
 )
 _ORDERED = (  # in the tracebacks that the faults of the suite cause
     ", in suffer",  # of sitecustomize.py
+    "gloo/transport/tcp/",  # of a rank whose partner has ended
     "InternalError: the drafter proposed an id outside the vocabulary",
 )
 
@@ -194,7 +195,7 @@ class FaultyServer:
         stack.wait_until(stack.is_ready, "readiness", timeout_s=60)
         stack.wait_until(self.idle, "idleness", timeout_s=30)
         stack.wait_until(lambda: self.whole(before), f"the state of before, {before}", timeout_s=30)
-        assert self.tracebacks() == []
+        assert not (found := self.tracebacks()), "\n".join(found)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ class Compiler:
         self._refused = OrderedDict[Key, SurestepError]()
         self._lock, self._starting = Lock(), Lock()
         self._template: socket.socket | None = None  # of the process that is forked
-        self._end_template: Callable[[], object]
+        self._end_template: Callable[[], object] = lambda: None
 
     def start(self, source: str, owner: str = "") -> Future[Process]:
         """Begin to compile a source, unless it is known already as one of this owner.
@@ -241,8 +241,12 @@ class Compiler:
             }
         )
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(self._command, stdin=theirs.fileno(), env=environ)  # noqa: S603
+        try:
+            with theirs:
+                process = subprocess.Popen(self._command, stdin=theirs.fileno(), env=environ)  # noqa: S603
+        except OSError:
+            ours.close()
+            raise
         self._end_template = weakref.finalize(self, _end, process, ours)
         return ours
 
