@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import memory_growth
 import psutil
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -113,6 +114,18 @@ def test_a_rank_comes_back_while_its_supervisor_has_no_files(roomy: Abused) -> N
 
     roomy.survive(disturb, longest_s=90)
     asyncio.run(until(roomy.server.has_standbys, "a standby"))
+
+
+async def test_memory_is_told_as_requests_go_by(
+    roomy: Abused, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = roomy.server.stack.url
+    flags = "--requests", "4", "--every", "2", "--clients", "2", "--max-tokens", "2"
+    await memory_growth.measure(memory_growth.parse(["--url", url, *flags]))
+    head, *rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert head[2:] == ["gateway", "scheduler", "supervisor 0", "rank 0", "its data"]
+    assert [row[0] for row in rows] == ["0", "2", "4"]
+    assert all(int(cell) > 0 for row in rows for cell in row[2:])
 
 
 def test_streams_go_on_when_the_scheduler_has_no_memory(roomy: Abused) -> None:
