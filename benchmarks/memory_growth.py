@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import psutil
@@ -35,7 +36,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def pids_of(status: dict[str, object]) -> dict[str, int]:
+def pids_of(status: dict[str, Any]) -> dict[str, int]:
     """Return the process of each service, by its name in the table."""
     gateway, [first, *_] = status["gateway"], status["schedulers"]
     scheduler = first["status"]

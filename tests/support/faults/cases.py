@@ -360,9 +360,8 @@ FAULTS = (
         causes=_EXIT,
     ),
     Fault(
-        *("supervisor-killed-without-standby",),
-        _while_a_spare_is_imported(FaultyServer.supervisor_pid),
-        *(rank_replaced, 30),
+        "supervisor-killed-without-standby",
+        *(_while_a_spare_is_imported(FaultyServer.supervisor_pid), rank_replaced, 30),
         setups=("mtp-tp1", "ngram-tp2"),
         causes=_EXIT,
     ),
