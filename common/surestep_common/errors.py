@@ -28,6 +28,7 @@ turns them into OpenAI error bodies.
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
 from grpc import StatusCode
@@ -207,7 +208,17 @@ _BY_ERROR = {kind.error: kind for kind in ERROR_TABLE}
 _BY_CODE = {kind.code: kind for kind in reversed(ERROR_TABLE)}
 _INTERNAL = _BY_ERROR[InternalError]
 
+_LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EAGAIN)
 INTERNAL_MESSAGE = "Internal error; the server's log has the details."
+
+
+def lack_of(error: BaseException) -> Unavailable | None:
+    """Return what the machine lacks for a while, as clients are told it; None for other errors."""
+    if isinstance(error, MemoryError):
+        return Unavailable("the server is out of memory")
+    if isinstance(error, OSError) and error.errno in _LACKS:
+        return Unavailable(f"the server is out of resources: {error.strerror}")
+    return None
 
 
 def kind_of(error: BaseException) -> ErrorKind:

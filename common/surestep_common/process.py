@@ -23,6 +23,14 @@ _OTHER_FILES = 128  # that no client has
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v2 and v1
 
 
+def python_module(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs a module of ours with this interpreter.
+
+    The working folder is no place for modules: it may be a model folder, which must not run code.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
 def dump_stacks_on_signal(*, and_end: bool = False) -> None:
     """Write the Python stacks of all threads to stderr on STACK_DUMP_SIGNAL, and on a crash.
 

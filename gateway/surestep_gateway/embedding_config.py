@@ -8,7 +8,6 @@ token.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import read_json, read_object
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, Pooling
 
 _MODES: Mapping[str, Pooling] = {"lasttoken": LAST_TOKEN, "mean_tokens": MEAN, "mean": MEAN}
@@ -121,7 +121,7 @@ def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
     file.
     """
     path = folder / "config.json"
-    config = _read(path) if path.exists() else {}
+    config = read_object(path) if path.exists() else {}
     config |= overrides.model_dump(exclude_none=True)
     try:
         return HfOverrides.model_validate({name: config.get(name) for name in _TOLD})
@@ -131,14 +131,14 @@ def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
 
 def _warn_of_prompts(path: Path) -> None:
     """Warn that the prompts sentence-transformers would prepend are left to the clients."""
-    name = _read(path).get("default_prompt_name") if path.exists() else None
+    name = read_object(path).get("default_prompt_name") if path.exists() else None
     if name:
         logger.warning("%s: the default prompt '%s' is not put before texts", path, name)
 
 
 def _warn_of_length(path: Path) -> None:
     """Warn that longer texts than sentence-transformers allows are served, not cut."""
-    length = _read(path).get("max_seq_length") if path.exists() else None
+    length = read_object(path).get("max_seq_length") if path.exists() else None
     if length:
         logger.warning("%s: max_seq_length %s is no bound here; --max-model-len is", path, length)
 
@@ -148,7 +148,7 @@ def _modules(folder: Path) -> dict[str, str]:
     path = folder / "modules.json"
     if not path.exists():
         return {}
-    listed = _parse(path)
+    listed = read_json(path)
     if not isinstance(listed, list):
         raise InvalidRequest(f"{path}: must be a list of modules")
     modules: dict[str, str] = {}
@@ -169,7 +169,7 @@ def _pooling(folder: Path, modules: Mapping[str, str]) -> Pooling:
     if "Pooling" not in modules:
         return LAST_TOKEN
     path = folder / modules["Pooling"] / "config.json"
-    config = _read(path)
+    config = read_object(path)
     modes = [
         key.removeprefix(f"{_MODE}_")
         for key, on in config.items()
@@ -183,17 +183,3 @@ def _pooling(folder: Path, modules: Mapping[str, str]) -> Pooling:
             "by the last token or the mean; --pooler-config overrides it"
         )
     return _MODES[modes[0]]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = _parse(path)
-    if not isinstance(content, dict):
-        raise InvalidRequest(f"{path}: must be a JSON object")
-    return content
-
-
-def _parse(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from error

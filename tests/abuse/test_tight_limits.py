@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,9 +14,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import memory_growth
+import psutil
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.faults.deprived_server import Abused, abused
+from support.faults.deprived_server import Abused, abused, until
 from support.faults.streams import Tally
 from support.processes.stack import environment
 
@@ -43,6 +48,98 @@ def test_few_files_and_addresses_are_enough(tmp_path: Path) -> None:
     with abused(tmp_path, num_streams=4, max_tokens=60, within=limits) as server:
         assert "Warning: ulimit -n is 64: at most about 16 clients at once" in server.console
         server.survive(lambda tally: lose_rank_and_scheduler(server, tally), longest_s=90)
+
+
+@contextlib.contextmanager
+def starved(pid: int, limit: int, amount: int) -> Iterator[None]:
+    """A process that may have only so much, as if another one of the machine had taken the rest."""
+    before = resource.prlimit(pid, limit)
+    resource.prlimit(pid, limit, (amount, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and been replaced
+            resource.prlimit(pid, limit, before)
+
+
+async def ask(server: Abused, **fields: object) -> httpx.Response:
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, **fields}
+    async with httpx.AsyncClient(base_url=server.server.stack.url, timeout=60) as client:
+        return await client.post("/v1/completions", json=body)
+
+
+REGEX = "[a-z]{3}"
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+    with abused(tmp_path_factory.mktemp("roomy"), num_streams=4) as server:
+        yield server
+
+
+def test_clients_wait_while_the_gateway_has_no_files(roomy: Abused) -> None:
+    [gateway] = roomy.children("surestep_gateway")
+
+    async def disturb(tally: Tally) -> None:
+        with starved(gateway.pid, resource.RLIMIT_NOFILE, gateway.num_fds()):
+            waiting = [asyncio.create_task(ask(roomy)) for _ in range(6)]
+            await tally.reached(tally.tokens + 100)
+            assert not any(task.done() for task in waiting)
+        assert [(await task).status_code for task in waiting] == [200] * 6
+
+    roomy.survive(disturb, longest_s=90)
+
+
+def test_a_grammar_is_refused_while_the_rank_has_no_files(roomy: Abused) -> None:
+    rank = psutil.Process(roomy.supervisors()[0]["rank_pid"])
+
+    async def disturb(tally: Tally) -> None:
+        with starved(rank.pid, resource.RLIMIT_NOFILE, rank.num_fds()):
+            refused = await ask(roomy, guided_regex=REGEX)
+        assert refused.status_code == 503
+        assert "Too many open files" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await ask(roomy, guided_regex=REGEX)).status_code == 200
+
+    roomy.survive(disturb, longest_s=90)
+
+
+def test_a_rank_comes_back_while_its_supervisor_has_no_files(roomy: Abused) -> None:
+    supervisor = psutil.Process(roomy.supervisors()[0]["pid"])
+
+    async def disturb(tally: Tally) -> None:
+        with starved(supervisor.pid, resource.RLIMIT_NOFILE, supervisor.num_fds()):
+            os.kill(roomy.supervisors()[0]["rank_pid"], signal.SIGKILL)
+            await tally.reached(tally.tokens + 50)
+
+    roomy.survive(disturb, longest_s=90)
+    asyncio.run(until(roomy.server.has_standbys, "a standby"))
+
+
+async def test_memory_is_told_as_requests_go_by(
+    roomy: Abused, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = roomy.server.stack.url
+    flags = "--requests", "4", "--every", "2", "--clients", "2", "--max-tokens", "2"
+    await memory_growth.measure(memory_growth.parse(["--url", url, *flags]))
+    head, *rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert head[2:] == ["gateway", "scheduler", "supervisor 0", "rank 0", "its data"]
+    assert [row[0] for row in rows] == ["0", "2", "4"]
+    assert all(int(cell) > 0 for row in rows for cell in row[2:])
+
+
+def test_streams_go_on_when_the_scheduler_has_no_memory(roomy: Abused) -> None:
+    """Native code ends it when an allocation fails; another one takes over."""
+    pid = roomy.server.facts().scheduler_pid
+    held = psutil.Process(pid).memory_info().data
+
+    async def disturb(tally: Tally) -> None:
+        with starved(pid, resource.RLIMIT_DATA, held - 20 * MIB):
+            many = await ask(roomy, prompt=["word " * 50] * 300, max_tokens=1)
+        assert many.status_code == 200
+
+    roomy.survive(disturb, longest_s=120)
+    assert roomy.server.facts().scheduler_pid != pid
 
 
 @contextlib.contextmanager

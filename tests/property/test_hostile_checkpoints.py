@@ -260,6 +260,34 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         ConfigFiles.read(tmp_path)
 
 
+def test_a_file_of_many_values_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"[" + b"[]," * (2 << 20) + b"[]]")
+    with pytest.raises(InvalidRequest, match="has more than 4194304 values"):
+        ConfigFiles.read(tmp_path)
+
+
+def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "model"
+    secret.write_text("{}")
+    folder.mkdir()
+    (folder / "config.json").symlink_to(secret)
+    with pytest.raises(InvalidRequest, match=r"is a link to .*secret, outside the model folder"):
+        ConfigFiles.read(folder)
+    (folder / "inside.json").write_text('{"a": 1}')
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("inside.json")
+    assert ConfigFiles.read(folder).config == {"a": 1}
+
+
+def test_links_into_the_cache_of_the_hub_are_its_layout(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b/snapshots/1"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "abc").write_text('{"a": 1}')
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    assert ConfigFiles.read(snapshot).config == {"a": 1}
+
+
 # -- fingerprints ------------------------------------------------------------------------------
 
 

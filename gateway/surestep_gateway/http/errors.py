@@ -20,6 +20,7 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
     kind_of,
+    lack_of,
     shortened,
 )
 
@@ -51,6 +52,7 @@ class JsonResponse(Response):
 
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return `{"error": {...}}`; the details of internal errors are logged, not shown."""
+    error = lack_of(error) or error
     kind = kind_of(error)
     message = INTERNAL_MESSAGE
     if isinstance(error, SurestepError) and not isinstance(error, InternalError):
@@ -67,7 +69,7 @@ def error_content(message: str, kind: str, param: str | None, code: str) -> dict
 def anthropic_body(error: BaseException) -> dict[str, Any]:
     """Return the object that errors are in Anthropic's API."""
     shown = error_body(error)["error"]
-    return _anthropic(kind_of(error).http_status, shown["message"])
+    return _anthropic(kind_of(lack_of(error) or error).http_status, shown["message"])
 
 
 def _anthropic(status: int, message: str) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def is_anthropic(path: str) -> bool:
 
 def error_response(error: BaseException, path: str = "") -> Response:
     """Return the response to any exception, in the shape of the API that has the path."""
-    headers = {}
+    error, headers = lack_of(error) or error, {}
     if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
     if isinstance(error, ClientTooSlow):

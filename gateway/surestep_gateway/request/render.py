@@ -147,9 +147,9 @@ def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
 
 
 def _limits(processor: TextProcessor) -> contextlib.AbstractContextManager[None]:
-    """Return the limits of a template; none on the event loop, which renders small chats only."""
+    """Return the limits of a template. One that is slow on the event loop goes on elsewhere."""
     if not processor.apart:
-        return contextlib.nullcontext()
+        return processor.turn
     settings = processor.settings
     return template_limits(settings.chat_template_timeout_s, settings.text_memory_bytes // 2)
 

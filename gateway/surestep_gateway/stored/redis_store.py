@@ -7,10 +7,11 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.log import Sparingly
 
 from .store import RECORD_SHARE
 
-logger = logging.getLogger(__name__)
+_sparingly = Sparingly(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
@@ -66,5 +67,5 @@ class RedisStore:
         try:
             return await answer
         except self._errors as error:
-            logger.warning("the store of responses does not answer: %s", error)
+            _sparingly.warning("the store of responses does not answer: %s", error)
             raise Unavailable("the store of responses does not answer", retry_after=1.0) from error

@@ -13,7 +13,10 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+from surestep_common import model_files
 from surestep_common.errors import InvalidRequest
+
+from .process_limits import NeedsProcess, TurnLimit
 
 # Private use characters mean nothing to templates. The space shows whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
@@ -24,6 +27,9 @@ _TRIAL = ("system", "system", "user", "assistant", "system", "user")
 _TRIAL_TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 ]
+_MAX_CHARS = 1 << 17  # of a model's template; published ones have up to 30,000
+_MAX_BITS, _MAX_LENGTH = 1 << 12, 1 << 27  # of a power, of a product
+_TRIAL_S = 1.0  # of computing
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -59,10 +65,26 @@ class ChatTemplate:
         try:
             sources = {"default": _given(override)} if override else _sources(folder, config)
             known = {name: text for name, text in tokens.items() if text is not None}
-            return cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
+            _check_sizes(sources)
+            made = cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
+            made._try_out()
+            return made
         except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
             where = "--chat-template" if override else folder
             raise InvalidRequest(f"{where}: {error}", param="chat_template") from error
+
+    def _try_out(self) -> None:
+        """Raise InvalidRequest if a greeting takes too long, as with a template without an end.
+
+        Other faults are for the requests to meet: a template may want more than a greeting.
+        """
+        try:
+            with TurnLimit(_TRIAL_S):
+                self.render([{"role": "user", "content": "hello"}])
+        except NeedsProcess as error:
+            raise InvalidRequest(f"chat template: {error}") from error
+        except InvalidRequest:
+            return
 
     def takes_parts(self, *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template iterates over message parts; `source` is a request's
@@ -184,17 +206,34 @@ def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
 
 
-def _complaint(error: Exception, param: str) -> InvalidRequest:
+def _complaint(error: Exception, param: str) -> Exception:
     """Return the error for a template that failed."""
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequest | NeedsProcess):
         return error
     message = "it needs too much memory" if isinstance(error, MemoryError) else str(error)
     return InvalidRequest(f"chat template: {message}", param=param)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Refuses products and powers that no limit of time could interrupt."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute one of them. Raise MemoryError."""
+        match operator, left, right:
+            case "**", int(), int() if abs(right) * left.bit_length() > _MAX_BITS:
+                raise MemoryError
+            case "*", (str() | list() | tuple()), int() if len(left) * right > _MAX_LENGTH:
+                raise MemoryError
+            case "*", int(), (str() | list() | tuple()) if left * len(right) > _MAX_LENGTH:
+                raise MemoryError
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Return the Jinja environment that Hugging Face templates are written for."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
@@ -266,12 +305,17 @@ def _given(template: str) -> str:
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return templates by name; a checkpoint with a single one has the default."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return {"default": path.read_text()}
+    if path.exists():
+        return {"default": model_files.read(path).decode()}
     template = config.get("chat_template")
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}
     return {"default": template} if template is not None else {}
+
+
+def _check_sizes(sources: Mapping[str, str]) -> None:
+    if any(len(text) > _MAX_CHARS for text in sources.values()):
+        raise InvalidRequest(f"the chat template has more than {_MAX_CHARS} characters")
 
 
 def _token_text(token: Any) -> str | None:
@@ -280,10 +324,5 @@ def _token_text(token: Any) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from error
+    content = model_files.read_json(path) if path.exists() else None
     return content if isinstance(content, dict) else {}

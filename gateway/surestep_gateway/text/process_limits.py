@@ -1,4 +1,4 @@
-"""Limits that a text process sets on itself."""
+"""Limits on templates and grammars, which may compute without end and fill the memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from surestep_common.errors import InvalidRequest
 
 TOO_MUCH_COMPUTING = signal.SIGPROF  # ends a process at its limit, native code included
 _AGAIN_S = 0.5  # Jinja swallows errors in what it takes for constants
+
+
+class NeedsProcess(Exception):
+    """The request must be prepared in a text process, because its work has no known bound."""
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -34,6 +38,32 @@ def computing_limit(limit_s: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class TurnLimit:
+    """Raises NeedsProcess where pure Python code on the main thread computes for too long.
+
+    Only computing counts, that of all threads of the process, and nothing is raised after the end.
+    """
+
+    _entered: TurnLimit | None = None
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        signal.signal(signal.SIGVTALRM, self._late)  # here: it takes longer than most templates
+
+    def __enter__(self) -> None:
+        TurnLimit._entered = self
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s, self._limit_s)
+
+    def __exit__(self, *error: object) -> None:
+        TurnLimit._entered = None
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+    @staticmethod
+    def _late(number: int, frame: FrameType | None) -> None:
+        if TurnLimit._entered is not None:
+            raise NeedsProcess(f"it did not end within {TurnLimit._entered._limit_s:g} s")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 from tokenizers import Tokenizer as RustTokenizer
@@ -13,9 +13,10 @@ from surestep_gateway.api_settings import ApiSettings
 from surestep_gateway.config import GatewaySettings
 
 from .chat_template import ChatTemplate
-from .process_limits import computing_limit
+from .process_limits import NeedsProcess, TurnLimit, computing_limit
 from .tokenizer import Tokenizer
 
+_TURN_S = 0.05  # that a template may compute on the event loop; usual ones take less than 1 ms
 _NEEDED = {  # of the settings, in a text process; no keys, and no files
     *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
     *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
@@ -25,10 +26,6 @@ _NEEDED = {  # of the settings, in a text process; no keys, and no files
 }
 
 
-class NeedsProcess(Exception):
-    """The request must be prepared in a text process, because its work has no known bound."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextProcessor:
     """Everything needed to prepare requests, on the event loop or in a text process."""
@@ -36,6 +33,7 @@ class TextProcessor:
     settings: GatewaySettings
     tokenizer: Tokenizer
     template: ChatTemplate
+    turn: TurnLimit = field(default_factory=lambda: TurnLimit(_TURN_S))  # of a template
     tell: Callable[[str], None] | None = None  # in a text process: the field that is checked now
 
     @classmethod

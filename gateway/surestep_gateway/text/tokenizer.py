@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import read
 from tokenizers import Tokenizer as RustTokenizer
 
 from .special_tokens import NamedTokenizer, SpecialTokens
@@ -33,6 +34,9 @@ class Texts(NamedTuple):
     @property
     def num_chars(self) -> int:
         return sum(map(len, self.texts))
+
+
+_GREETING = Texts(["hello"], add_special_tokens=True)  # any tokenizer can encode it
 
 
 class Tokenizer:
@@ -60,12 +64,15 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read `tokenizer.json`. Raise InvalidRequest naming the file when that fails."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.exists():
             raise InvalidRequest(f"{path} not found{_remedy(folder)}")
+        definition = read(path)
         try:
-            return cls(RustTokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception
-            raise InvalidRequest(f"cannot read {path}: {error}") from error
+            made = cls(RustTokenizer.from_buffer(definition))
+            made.encode(_GREETING)
+        except BaseException as error:
+            raise _complaint(error, f"cannot read {path}") from error
+        return made
 
     @cached_property
     def named(self) -> NamedTokenizer:
@@ -78,9 +85,11 @@ class Tokenizer:
         """Return the token ids of each text. The library lets other threads run meanwhile."""
         rust = self.named.rust if texts.named else self._rust
         add = texts.add_special_tokens
-        return [
-            one.ids for one in rust.encode_batch_fast(list(texts.texts), add_special_tokens=add)
-        ]
+        try:
+            encoded = rust.encode_batch_fast(list(texts.texts), add_special_tokens=add)
+        except BaseException as error:
+            raise _complaint(error, "the model's tokenizer fails") from error
+        return [one.ids for one in encoded]
 
     @cached_property
     def ending(self) -> tuple[int, ...]:
@@ -148,6 +157,16 @@ class Tokenizer:
     def token(self, token_id: int) -> str:
         """Return the vocabulary's own spelling of a token, such as `Ġthe`."""
         return self._rust.id_to_token(token_id) or ""
+
+
+def _complaint(error: BaseException, what: str) -> BaseException:
+    """Return the error for a fault of the library: it raises bare Exception, and a panic is not
+    even that.
+    """
+    is_panic = type(error).__name__ == "PanicException"
+    if isinstance(error, InvalidRequest) or not (is_panic or isinstance(error, Exception)):
+        return error
+    return InvalidRequest(f"{what}: {error}")
 
 
 def _remedy(folder: Path) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import read_json
 
 from .tokenizer import Tokenizer
 
@@ -37,8 +37,8 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
 def _vocabulary_of(path: Path) -> int | None:
     """Return the vocabulary size in config.json; None if unreadable, which the worker reports."""
     try:
-        config: Any = json.loads(path.read_bytes())
+        config: Any = read_json(path)
         size = config.get("text_config", config).get("vocab_size")
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (InvalidRequest, AttributeError):
         return None
     return size if isinstance(size, int) else None

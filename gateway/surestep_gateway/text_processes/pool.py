@@ -18,7 +18,9 @@ from surestep_common.errors import (
     RequestTooLarge,
     SurestepError,
     Unavailable,
+    lack_of,
 )
+from surestep_common.process import python_module
 
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.process_limits import TOO_MUCH_COMPUTING
@@ -71,7 +73,7 @@ class TextProcess:
             "RUST_BACKTRACE": "0",  # takes memory when there is none
         }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "surestep_gateway.text_processes.process"),
+            *python_module("surestep_gateway.text_processes.process"),
             env=child_environ(environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -203,8 +205,12 @@ class TextPool:
             answer = await self._answer(parts)
         except SurestepError as error:
             answer = error
-        except Exception:
-            logger.exception("a request could not be prepared")
+        except Exception as error:
+            if lack := lack_of(error):
+                answer = lack
+                logger.warning("no text process can be started: %s", error)
+            else:
+                logger.exception("a request could not be prepared")
         finally:
             if not reply.done():  # its client is still there
                 reply.set_result(answer)

@@ -10,7 +10,8 @@ from typing import TypeVar
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
-from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
+from surestep_gateway.text.process_limits import NeedsProcess
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .jobs import Job

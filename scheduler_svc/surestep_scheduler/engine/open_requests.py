@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from surestep_common.errors import DeadlineExceeded, SurestepError
 from surestep_proto.scheduler_pb2 import ResolvedParams
@@ -84,15 +84,15 @@ class RequestOutputs:
             raise self._last.error
 
     @contextlib.contextmanager
-    def within(self, time_remaining: float | None) -> Iterator[None]:
-        """Let the request end, with DeadlineExceeded, after so many seconds.
+    def until(self, deadline: float | None, clock: Callable[[], float]) -> Iterator[None]:
+        """Let the request end, with DeadlineExceeded, at that time of the clock.
 
         One timer for all of its tokens: a timeout around each costs more than the token.
         """
-        if time_remaining is None:
+        if deadline is None:
             yield
             return
-        timer = self._loop.call_later(time_remaining, self._expire)
+        timer = self._loop.call_later(max(deadline - clock(), 0.0), self._expire)
         try:
             yield
         finally:

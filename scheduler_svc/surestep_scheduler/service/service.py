@@ -66,7 +66,8 @@ class SchedulerService(SchedulerServicer):
         """
         headers, about = context.invocation_metadata(), _CALL
         with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
-            limits = self._engine.limits
+            limits, left_s = self._engine.limits, context.time_remaining()  # by the wall clock: now
+            deadline = None if left_s is None else self._engine.clock() + left_s
             self._engine.check_model(request.model_fingerprint)
             self._owners.settle(request, headers)
             resolved = None  # where a vector is wanted nothing is sampled
@@ -86,7 +87,7 @@ class SchedulerService(SchedulerServicer):
                 opened.call, opened.resolved = request.delivery.call, resolved
                 opened.traced = span.sent
                 try:
-                    with opened.within(context.time_remaining()):
+                    with opened.until(deadline, self._engine.clock):
                         while shared is None and not opened.over:
                             for batch in batches(await outbox.take(), self._engine):
                                 for chunk in batch.chunks:

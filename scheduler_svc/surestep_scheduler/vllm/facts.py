@@ -29,7 +29,7 @@ class Facts:
         self._engine = engine
         self._name = served_model_name
         self._version = package_version()
-        self._began = time.time()
+        self._began = time.monotonic()
         self._rate = Rate()
         self.received_at = 0.0  # seconds since 1970
 
@@ -69,7 +69,7 @@ class Facts:
         return pb.GetServerInfoResponse(
             active_requests=stats.num_running + stats.num_waiting,
             last_receive_timestamp=self.received_at,
-            uptime_seconds=time.time() - self._began,
+            uptime_seconds=time.monotonic() - self._began,
             server_type="surestep",
             data_parallel_size=1,
             kv_cache_dtype=model.dtype,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.errors import NotFound, RequestTooLarge
+from surestep_common.model_files import read
 
 MAX_BYTES = 64 << 20  # of all of them; the largest have some 40 MB
 # config.json, for receivers find the kind of model there.
@@ -54,7 +55,8 @@ class Bundles:
 def archive(folder: Path) -> bytes:
     """Return a zip of the files, not compressed; the same bytes for the same files.
 
-    Raises NotFound where there is no tokenizer, RequestTooLarge where it is too large to send.
+    Raises NotFound where there is no tokenizer, RequestTooLarge where it is too large to send, and
+    InvalidRequest for a link out of the folder: what is there is no client's to read.
     """
     found = {path for name in _NAMES if (path := folder / name).is_file()}
     found |= {path for pattern in _PATTERNS for path in folder.glob(pattern) if path.is_file()}
@@ -67,5 +69,5 @@ def archive(folder: Path) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as out:
         for path in sorted(found):
-            out.writestr(zipfile.ZipInfo(path.name), path.read_bytes())
+            out.writestr(zipfile.ZipInfo(path.name), read(path))
     return buffer.getvalue()

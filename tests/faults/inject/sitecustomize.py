@@ -3,7 +3,8 @@
 Methods of the worker are wrapped as their modules are imported. A wrapped method looks for a file
 named after its place and its rank (`forward-0`) in the folder that FAULT_TRIGGERS names; the file
 says what to do, in JSON, and is gone before it is done: one trigger, one fault. One with a "token"
-waits for the first forward pass over that token; those of a layer and of a collective are looked
+waits for the first forward pass over that token, one with "at_least" for one over so many tokens,
+which has prompts in it; those of a layer and of a collective are looked
 for within the model's forward pass only, not within its drafter's. The product knows nothing of
 this. A method that is no longer there ends the process with an AttributeError.
 
@@ -19,6 +20,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -47,6 +49,8 @@ def ordered(place: str, tokens: Sequence[int] = ()) -> Order:
         order: Order = json.loads(path.read_text())
         if "token" in order and order["token"] not in tokens:
             return {}
+        if len(tokens) < order.get("at_least", 0):
+            return {}
         path.unlink()
     except FileNotFoundError:
         return {}
@@ -56,6 +60,8 @@ def ordered(place: str, tokens: Sequence[int] = ()) -> Order:
 def suffer(order: Order) -> None:
     """What goes wrong before a method has done anything."""
     match order.get("do"):
+        case "kill":
+            os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
         case "raise":
             raise RuntimeError("a fault of the test suite")
         case "memory":
@@ -83,7 +89,7 @@ def spoil(order: Order, answer: Any) -> Any:
     return answer
 
 
-def wrap(owner: type, name: str, place: str) -> None:
+def wrap(owner: type | ModuleType, name: str, place: str) -> None:
     """Put a place of faults around a method."""
     method: Method = getattr(owner, name)
 
@@ -166,12 +172,22 @@ def _methods(owner: str, **places: str) -> Callable[[ModuleType], None]:
     return patch
 
 
+def _patch_preload(module: ModuleType) -> None:
+    wrap(module, "import_all", "import")
+
+
+def _patch_build(module: ModuleType) -> None:
+    wrap(module, "load_model", "load")
+
+
 def _patch_decoder(module: ModuleType) -> None:
     wrap_forward(module.Decoder)
     wrap(module.Decoder, "logits", "logits")
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "surestep_worker.process.preload": _patch_preload,
+    "surestep_worker.startup.build": _patch_build,
     "surestep_worker.process.service": _patch_service,
     "surestep_worker.distributed.tensor_parallel": _methods(
         "TensorParallel", all_reduce="collective"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,11 +213,21 @@ async def test_a_response_is_cancelled(in_memory: Stack, thinking: Tokenizer, st
     assert "nothing to cancel" in again.json()["error"]["message"]
 
 
-async def test_a_store_that_is_gone_costs_no_answer(
-    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer
+@pytest.fixture(params=["gone", "silent"])
+def lost_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A port that nobody listens on, or where connections are taken and nothing is said."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if request.param == "silent":
+            silent.listen()
+        yield f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+
+
+@pytest.mark.timeout(60)
+async def test_a_store_that_does_not_answer_costs_no_answer(
+    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer, lost_url: str
 ) -> None:
-    url = f"redis://127.0.0.1:{free_port()}/0"
-    stack = await start_stack(model=thinking_model, responses_store=url, **FLAGS)
+    stack = await start_stack(model=thinking_model, responses_store=lost_url, **FLAGS)
     script(stack, thinking, "</think>yes")
     whole = (await respond(stack)).json()
     assert whole["output"][-1]["content"][0]["text"] == "yes"

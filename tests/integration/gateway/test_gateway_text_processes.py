@@ -23,7 +23,8 @@ from support.processes.gateway_stack import Stack, StartStack, stacks
 from support.processes.ports import free_port
 from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
+from surestep_gateway.text.process_limits import NeedsProcess
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text_processes import wire
 from surestep_gateway.text_processes.body_bounds import MAX_CONTAINERS, check_shape
 from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import io
 import json
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -21,6 +23,7 @@ from support.fakes.worker import FakeWorker, serving
 from support.processes.scheduler_harness import Gate, code_of, make_settings, scheduler
 from surestep_common.sampling_defaults import neutral
 from surestep_proto import scheduler_pb2
+from surestep_scheduler.vllm import facts as facts_module
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,16 @@ async def test_events_of_the_cache_are_not_served() -> None:
         error = await code_of(wire.read("SubscribeKvEvents", start_sequence_number=1))
     assert error.code() == grpc.StatusCode.UNIMPLEMENTED
     assert "cache_aware" in (error.details() or "")
+
+
+async def test_the_age_of_the_server_is_not_told_by_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as (_, wire):
+        set_back = SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic)
+        monkeypatch.setattr(facts_module, "time", set_back)  # gRPC's own must go on
+        server = await wire.ask("GetServerInfo")
+    assert 0 <= server.uptime_seconds < 60
 
 
 async def test_facts_of_model_and_server() -> None:

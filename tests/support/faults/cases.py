@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import httpx
 from support.faults.server import Facts, FaultyServer
 
 SEED = 20_261_121
+_ALL = ("none", "ngram", "mtp")
 FOREVER_S = 600  # longer than anyone waits: whoever blocks for it has to be killed
 Inject = Callable[[FaultyServer, int], None]  # the server, and the rank to hurt
 Proof = Callable[[Facts, Facts], bool]  # before and after
@@ -40,7 +43,7 @@ class Fault:
     proof: Proof
     pause_s: float  # no client waits longer for its next token
     setups: tuple[str, ...]
-    drafters: tuple[str, ...] = ("none", "ngram", "mtp")
+    drafters: tuple[str, ...] = _ALL
     causes: tuple[str, ...] = ()  # of the lost epoch, in the server's own words, if it knows any
     needs_ranks: bool = False  # several
     needs_drafts: bool = False  # speculation must not be suspended for an earlier fault
@@ -158,6 +161,93 @@ def _order(place: str, do: str, **details: float) -> Inject:
 def _order_first(place: str, do: str, **details: float) -> Inject:
     """For places that matter on rank 0 only."""
     return lambda server, rank: server.order(place, 0, do, **details)
+
+
+_IN_A_PROMPT = 100  # tokens of a pass; all that decode have fewer
+
+
+Victim = Callable[[FaultyServer, int], int]  # its pid, given a rank; 0 for whom the order meets
+
+
+def _kill(place: str, victim: Victim, *, first: bool = False, **details: float) -> Inject:
+    """For a place; `first`: one that matters on rank 0 only."""
+
+    def inject(server: FaultyServer, rank: int) -> None:
+        met = 0 if first else rank
+        server.order(place, met, "kill", pid=victim(server, met), **details)
+
+    return inject
+
+
+def _kill_in_a_prompt(victim: Victim) -> Inject:
+    """For a chunk of one more client's prompt, which has several; it is answered, too."""
+    order = _kill("forward", victim, at_least=_IN_A_PROMPT)
+
+    def inject(server: FaultyServer, rank: int) -> None:
+        order(server, rank)
+        first = random.randrange(100, 800)  # no other prompt begins like this one
+        prompt = " ".join(map(str, range(first, first + 150)))
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+        reply = httpx.post(f"{server.stack.url}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+
+    return inject
+
+
+def _kill_beside_the_successor(place: str, victim: Victim, **details: float) -> Inject:
+    """For a place of the rank that replaces the one which is killed now."""
+    order = _kill(place, victim, **details)
+
+    def inject(server: FaultyServer, rank: int) -> None:
+        server.send(signal.SIGKILL, server.facts().rank_pids[rank])
+        order(server, rank)
+
+    return inject
+
+
+def _while_a_spare_is_imported(victim: Victim) -> Inject:
+    """The rank is killed, and a victim as soon as the standby after next begins to import."""
+
+    def inject(server: FaultyServer, rank: int) -> None:
+        server.order("import", rank, "go on")
+        server.send(signal.SIGKILL, server.facts().rank_pids[rank])
+        server.stack.wait_until(lambda: not server.pending_orders(), "an import")
+        server.send(signal.SIGKILL, victim(server, rank))
+
+    return inject
+
+
+def _rank_pid(server: FaultyServer, rank: int) -> int:
+    return server.facts().rank_pids[rank]
+
+
+def _itself(server: FaultyServer, rank: int) -> int:
+    """The rank that meets the order."""
+    return 0
+
+
+def _timed(name: str, victim: Victim, met: Proof, causes: tuple[str, ...]) -> Iterator[Fault]:
+    """A kill in each window in which a rank holds something that others wait for; `met` is what
+    shows it where no rank is killed before.
+    """
+    beside = _kill_beside_the_successor
+    replay = beside("forward", victim, at_least=_IN_A_PROMPT)
+    drafting = _kill("propose", victim, first=True)
+    windows = (
+        ("in-a-prompt", _kill_in_a_prompt(victim), met, ("mtp-tp2", "ngram-tp1"), _ALL),
+        ("in-a-layer", _kill("layers", victim), met, ("none-tp1", "mtp-tp2"), _ALL),
+        ("while-drafting", drafting, met, ("ngram-tp2", "mtp-tp1"), _DRAFTING),
+        ("while-loading", beside("load", victim), rank_replaced, ("ngram-tp1", "none-tp2"), _ALL),
+        ("in-a-replay", replay, rank_replaced, ("mtp-tp1", "none-tp2"), _ALL),
+    )
+    for window, inject, proof, setups, drafters in windows:
+        yield Fault(
+            *(f"{name}-{window}", inject, proof, 30),
+            setups=setups,
+            drafters=drafters,
+            causes=causes,
+            needs_drafts=drafters == _DRAFTING,
+        )
 
 
 # A rank may be stopped in its drafter, and nobody can tell from outside that it is not to blame.
@@ -289,6 +379,20 @@ FAULTS = (
     Fault(
         *("supervisor-killed", _signal_supervisor(signal.SIGKILL), adopted, 10),
         setups=("none-tp2", "ngram-tp1"),
+    ),
+    *_timed("rank-killed", _itself, rank_replaced, _EXIT),
+    *_timed("supervisor-killed", FaultyServer.supervisor_pid, adopted, ()),
+    Fault(
+        *("rank-killed-without-standby", _while_a_spare_is_imported(_rank_pid)),
+        *(rank_replaced, 30),
+        setups=("none-tp1", "mtp-tp2"),
+        causes=_EXIT,
+    ),
+    Fault(
+        "supervisor-killed-without-standby",
+        *(_while_a_spare_is_imported(FaultyServer.supervisor_pid), rank_replaced, 30),
+        setups=("mtp-tp1", "ngram-tp2"),
+        causes=_EXIT,
     ),
     Fault(
         *("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,16 @@ _FLAGS = (
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "128"),
     *("--step-deadline-floor-s", "3", "--step-deadline-ceiling-s", f"{STEP_CEILING_S}"),
     *("--step-warmup-s", "10"),
+)
+
+
+_TRACEBACK = re.compile(
+    r"^( *)\S*Traceback \(most recent call last\):\n(?:\1 .*\n|\n)*.*\n", re.MULTILINE
+)
+_ORDERED = (  # in the tracebacks that the faults of the suite cause
+    ", in suffer",  # of sitecustomize.py
+    "gloo/transport/tcp/",  # of a rank whose partner has ended
+    "InternalError: the drafter proposed an id outside the vocabulary",
 )
 
 
@@ -127,6 +138,16 @@ class FaultyServer:
             drafter_faults=self.stack.metric("surestep:drafter_faults_total"),
         )
 
+    def tracebacks(self) -> list[str]:
+        """Those in its logs that are not what a fault of the suite was to cause."""
+        logs = [*sorted(self.stack.logs.rglob("*.log")), self.stack.logs.parent / "console.log"]
+        return [
+            f"{path.name}: {found[0]}"
+            for path in logs
+            for found in _TRACEBACK.finditer(path.read_text(errors="replace"))
+            if not any(words in found[0] for words in _ORDERED)
+        ]
+
     def has_standbys(self) -> bool:
         """The scheduler, and each rank, have a process that waits to replace it."""
         scheduler = self.status()["scheduler"]
@@ -174,11 +195,12 @@ class FaultyServer:
         return False
 
     def recovered(self, before: Holdings) -> None:
-        """Ready, idle and whole within a minute, or the test fails."""
+        """Ready, idle and whole within a minute, no error unexplained, or the test fails."""
         stack = self.stack
         stack.wait_until(stack.is_ready, "readiness", timeout_s=60)
         stack.wait_until(self.idle, "idleness", timeout_s=30)
         stack.wait_until(lambda: self.whole(before), f"the state of before, {before}", timeout_s=30)
+        assert not (found := self.tracebacks()), "\n".join(found)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
+
 from grpc import StatusCode
 from surestep_common import errors
-from surestep_common.errors import ERROR_TABLE, SurestepError, kind_of, kind_of_code
+from surestep_common.errors import ERROR_TABLE, SurestepError, kind_of, kind_of_code, lack_of
 
 
 def test_every_error_has_a_row_or_its_parents() -> None:
@@ -20,6 +22,18 @@ def test_errors_that_share_a_code_come_back_as_the_first_of_them() -> None:
         assert kind_of_code(kind.code) is ERROR_TABLE[codes.index(kind.code)]
     assert kind_of_code(StatusCode.DEADLINE_EXCEEDED).http_status == 504
     assert kind_of_code(StatusCode.INVALID_ARGUMENT).http_status == 400
+
+
+def test_what_the_machine_lacks_is_told_as_what_comes_back() -> None:
+    for error, words in (
+        (MemoryError(), "out of memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "out of resources: Too many open files"),
+    ):
+        lack = lack_of(error)
+        assert lack is not None
+        assert words in lack.message
+    assert lack_of(OSError(errno.EPIPE, "Broken pipe")) is None
+    assert lack_of(ValueError()) is None
 
 
 def test_an_error_repeats_little_of_what_was_sent() -> None:

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from surestep_common.errors import NotFound, RequestTooLarge
+from surestep_common.errors import InvalidRequest, NotFound, RequestTooLarge
 from surestep_scheduler.vllm.tokenizer_files import MAX_BYTES, Bundles, archive
 
 _OTHERS = ("model.safetensors", "README.md", "modeling.py", "secrets.env")
@@ -50,6 +50,16 @@ def test_too_large_to_send(tmp_path: Path) -> None:
         file.truncate(MAX_BYTES + 1)  # a hole
     with pytest.raises(RequestTooLarge):
         archive(tmp_path)
+
+
+def test_a_link_out_of_the_folder_is_not_sent(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "model"
+    secret.write_text("password")
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "vocab.txt").symlink_to(secret)
+    with pytest.raises(InvalidRequest, match="outside the model folder"):
+        archive(folder)
 
 
 async def test_one_archive_is_made_and_shared(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from llguidance import LLMatcher
 from support.checkpoints import ascii_tokenizer
 from support.hostile_grammars import costly_to_compile, costly_to_follow
 from support.parity.grammars import OBJECT
-from surestep_common.errors import InvalidRequest, UnsupportedParameter
+from surestep_common.errors import InvalidRequest, Unavailable, UnsupportedParameter
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.grammar import compiler as compiler_module
 from surestep_worker.grammar import table as table_module
@@ -171,6 +172,18 @@ def test_the_process_with_the_tokenizer_is_replaced(compiler: Compiler) -> None:
     template.kill()
     assert pid_of(compiled(compiler, REGEX("after")))
     assert compiled(compiler, REGEX("before")) is follows  # and what was there goes on
+
+
+def test_without_files_there_is_no_process_for_a_while(folder: Path) -> None:
+    fresh = Compiler(folder / "tokenizer.json", VOCAB, [EOS])  # nothing is open yet
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds(), hard))
+    try:
+        with pytest.raises(Unavailable, match=r"no process for it: .*Too many open files"):
+            fresh.start(REGEX("a")).result(TIMEOUT_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert compiled(fresh, REGEX("a"))
 
 
 def test_a_state_is_a_function_of_the_tokens(table: GrammarTable, spell: Tokenizer) -> None:

@@ -1,40 +1,16 @@
-"""Read JSON from untrusted files: type and bounds of every value are checked.
+"""Values of JSON from untrusted files: type and bounds of every one are checked.
 
 No size is used in a product, a table or an allocation before it has been checked here.
 """
 
 from __future__ import annotations
 
-import json
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from surestep_common.errors import InvalidRequest
 
-_MAX_BYTES = 64 << 20  # of a file; the longest published ones have a few MiB
 _SHOWN = 60  # characters of a wrong value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse one file of a model folder. Raises InvalidRequest if it is missing or not an object."""
-    try:
-        parsed = json.loads(_read(path))
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="model") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}", param="model") from error
-    if not isinstance(parsed, dict):
-        raise InvalidRequest(f"{path} is not a JSON object", param="model")
-    return parsed
-
-
-def _read(path: Path) -> bytes:
-    about = path.stat()  # first: opening a pipe may block for ever
-    if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_BYTES:
-        raise InvalidRequest(f"{path} is not a file of at most {_MAX_BYTES} bytes", param="model")
-    return path.read_bytes()
 
 
 class Fields:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf import weights_of
+from surestep_common.model_files import read_object
 
 from .gguf_entries import read_entries as gguf_entries
-from .json_fields import read_json
 from .safetensors_header import Entry, read_header, shown
 
 GENERATION_CONFIG = "generation_config.json"
@@ -56,7 +56,7 @@ class ConfigFiles(NamedTuple):
         """
         generation = (generation_folder or folder) / GENERATION_CONFIG
         wanted = generation_folder is not None or generation.exists()
-        files = cls(read_json(folder / "config.json"), read_json(generation) if wanted else {})
+        files = cls(read_object(folder / "config.json"), read_object(generation) if wanted else {})
         end = _tokenizer_end(folder)
         return files if end in files._named_ends() else files._replace(tokenizer_end=end)
 
@@ -96,7 +96,7 @@ def _id_in(tokenizer: Mapping[str, Any], text: str) -> int | None:
 
 def _read_any(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        return read_object(path)
     except InvalidRequest:
         return {}
 
@@ -132,7 +132,7 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / _SINGLE]
         hint = f"; convert its {_PICKLED}: {_CONVERT}" if (folder / _PICKLED).exists() else ""
         raise InvalidRequest(f"no {_SINGLE} and no {_INDEX} in {folder}{hint}", param="model")
-    places = read_json(index).get("weight_map")
+    places = read_object(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
     if not names or not all(map(_is_plain_name, names)):
         raise InvalidRequest(

@@ -16,7 +16,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from surestep_common.process import die_with_parent, dump_stacks_on_signal, end_on_sigterm
+from surestep_common.process import (
+    die_with_parent,
+    dump_stacks_on_signal,
+    end_on_sigterm,
+    python_module,
+)
 
 if TYPE_CHECKING:
     from surestep_worker.config import WorkerSettings
@@ -86,9 +91,9 @@ def commands(settings: WorkerSettings) -> list[list[str]]:
 
 
 def _watchdog_command(settings: WorkerSettings) -> list[str]:
-    python = [sys.executable, "-m"]
-    watchdog = [*python, "surestep_common.watchdog", settings.supervisor_address]
-    return [*watchdog, "--", *python, "surestep_worker", f"--rank={settings.rank}"]
+    worker = python_module("surestep_worker", f"--rank={settings.rank}")
+    watchdog = python_module("surestep_common.watchdog", settings.supervisor_address)
+    return [*watchdog, "--", *worker]
 
 
 async def run_group(settings: WorkerSettings) -> int:

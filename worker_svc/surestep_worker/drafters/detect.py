@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import read_object
 
-from surestep_worker.checkpoint.json_fields import read_json
 from surestep_worker.heads import head_folder
 
 _NAMES = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "eagle-": "eagle"}  # vLLM's
@@ -28,7 +28,7 @@ def filled_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(model: str) -> Mapping[str, Any]:
     try:
-        return read_json(head_folder(model) / "config.json")
+        return read_object(head_folder(model) / "config.json")
     except InvalidRequest:  # loading it will say why
         return {}
 

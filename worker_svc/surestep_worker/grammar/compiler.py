@@ -22,6 +22,7 @@ from threading import Event, Lock
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.process import python_module
 
 from .frames import Frames, error_of
 from .process import COMPILE_S, took_too_long
@@ -87,13 +88,13 @@ class Compiler:
     def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
         """The tokenizer.json is read by a process that is started for the first grammar."""
         arguments = (str(tokenizer), str(vocab_size), *map(str, eos_ids))
-        self._command = (sys.executable, "-m", PROGRAM, *arguments)
+        self._command = python_module(PROGRAM, *arguments)
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="grammar")
         self._jobs = OrderedDict[Key, _Job]()
         self._refused = OrderedDict[Key, SurestepError]()
         self._lock, self._starting = Lock(), Lock()
         self._template: socket.socket | None = None  # of the process that is forked
-        self._end_template: Callable[[], object]
+        self._end_template: Callable[[], object] = lambda: None
 
     def start(self, source: str, owner: str = "") -> Future[Process]:
         """Begin to compile a source, unless it is known already as one of this owner.
@@ -240,8 +241,12 @@ class Compiler:
             }
         )
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(self._command, stdin=theirs.fileno(), env=environ)  # noqa: S603
+        try:
+            with theirs:
+                process = subprocess.Popen(self._command, stdin=theirs.fileno(), env=environ)  # noqa: S603
+        except OSError:
+            ours.close()
+            raise
         self._end_template = weakref.finalize(self, _end, process, ours)
         return ours
 

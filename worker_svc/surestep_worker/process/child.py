@@ -11,9 +11,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from surestep_common.process import python_module
 
 START_RANK = "--start-rank"
 SPARE = "--spare"  # of a standby that is started while there is a rank
@@ -28,7 +29,7 @@ class Started(NamedTuple):
 
 def rank_command() -> list[str]:
     """Return the command line of a standby."""
-    return [sys.executable, "-m", "surestep_worker.process.rank"]
+    return list(python_module("surestep_worker.process.rank"))
 
 
 def start(command: Sequence[str], environ: Mapping[str, str] | None) -> Started:
