@@ -77,7 +77,6 @@ class Wire:
             for end in ends:
                 end.transport.abort()
 
-
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = addresses.split(self._target)
         if self._target.startswith(addresses.UNIX):
