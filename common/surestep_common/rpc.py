@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from . import access, tls
+from . import access, addresses, tls
 from .bearer_channel import BearerChannel
 from .errors import (
     INTERNAL_MESSAGE,
@@ -169,10 +169,11 @@ class Server:
         return port
 
     def _add_port(self, address: str) -> int:
-        files = tls.current.get()
-        if files is None:
-            return self.grpc.add_insecure_port(address)
-        return self.grpc.add_secure_port(address, files.server_credentials())
+        files, path = tls.current.get(), addresses.socket_path(address)
+        with addresses.binding(path) if path is not None else contextlib.nullcontext():
+            if files is None:
+                return self.grpc.add_insecure_port(address)
+            return self.grpc.add_secure_port(address, files.server_credentials())
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of every service."""
