@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+import socket
+from collections.abc import Iterator
+
+from .errors import Unavailable
 
 UNIX = "unix:"
+_PROBE_TIMEOUT_S = 1.0
 LONGEST_PATH = 100  # bytes of a socket's path, which Linux allows 107 of; "-RANK" may follow
 PATTERN = r"^(?:[^\s:]+:\d{1,5}|unix:/\S+)$"
 
@@ -34,6 +42,11 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def socket_path(address: str) -> str | None:
+    """Return the path of a socket; None for a host and its port."""
+    return address.removeprefix(UNIX) if address.startswith(UNIX) else None
+
+
 def bound(address: str, port: int) -> str:
     """Return the address of a server that was to listen there and got this port."""
     return address if address.startswith(UNIX) else re.sub(r":\d+$", f":{port}", address)
@@ -42,3 +55,38 @@ def bound(address: str, port: int) -> str:
 def is_fit(path: str) -> bool:
     """Return whether a socket can have this path."""
     return path.startswith("/") and len(path.encode()) <= LONGEST_PATH
+
+
+@contextlib.contextmanager
+def binding(path: str) -> Iterator[None]:
+    """Bind a socket to this path inside the block, and listen. Raise Unavailable if others do.
+
+    gRPC binds over the socket of a live server, and of two that start at once each would find the
+    other's without a listener yet: so they take turns, by a lock on a file beside the socket.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        lock = os.open(f"{path}.lock", flags, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
+    with os.fdopen(lock):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {path}: another process begins to") from error
+        if _is_heard(path):
+            raise Unavailable(f"cannot listen on {path}: another process does")
+        yield
+
+
+def _is_heard(path: str) -> bool:
+    """Return whether anybody listens there, if too busy to accept."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any, Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from . import rpc
+from . import access, rpc
 
+_CHECK = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Check"
 _SILENCE = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
 
 
 class HealthProbe:
-    """Asks the health service, with TLS where `tls.use` was called."""
+    """Asks the method of the secret, where no stranger waits, or the health service without one.
+
+    TLS and the secret are those of `access.use`.
+    """
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.connect(address)
-        self._stub: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._ask: Any = self._channel.unary_unary(access.alive_method() or _CHECK, bytes, bytes)
 
     async def __aenter__(self) -> Self:
         return self
@@ -32,9 +36,7 @@ class HealthProbe:
     async def answers(self, timeout_s: float) -> bool:
         """Return whether an answer came in time, whatever it says."""
         try:
-            await self._stub.Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
-            )
+            await self._ask(b"", timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             return error.code() not in _SILENCE
         return True

@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from . import tls
+from .other_releases import name_of
 
 _TIMEOUT_S = 3.0
 _MAX_BYTES = 4096  # of what a service says
@@ -36,7 +37,7 @@ def _grpc(address: str, name: str) -> str | None:
             return str(error.code().name)
     if reply.status == health_pb2.HealthCheckResponse.SERVING:
         return None
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+    return name_of(health_pb2.HealthCheckResponse.ServingStatus, reply.status)
 
 
 def _channel(address: str) -> grpc.Channel:

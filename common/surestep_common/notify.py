@@ -7,12 +7,15 @@ and WATCHDOG=1 again and again. systemd does so for services of Type=notify.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 
 from . import config
 
 READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
 _MAX_BYTES = 4096
+_UCRED = struct.Struct("3i")  # of the sender: process, user, group
 _MAX_READS = 100  # at a look
 
 
@@ -37,17 +40,25 @@ class Listener:
 
     def __init__(self) -> None:
         self._socket = _datagrams()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind("")  # the kernel picks a name that is no file
         name: bytes = self._socket.getsockname()
         self.address = f"@{name[1:].decode()}"  # for NOTIFY_SOCKET
 
     def heard(self) -> bool:
-        """Return whether anything came since the last call."""
+        """Return whether anything came of this user since the last call; others may send too."""
         came = False
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MAX_READS):  # a sender of more than that keeps no process busy
-                came = bool(self._socket.recv(_MAX_BYTES)) or came
+                came = self._sender() == os.getuid() or came
         return came
+
+    def _sender(self) -> int:
+        """Take the next datagram, and return the user who sent it, as the kernel says."""
+        _, about, _, _ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_UCRED.size))
+        (_, _, credentials), *_ = about
+        _, user, _ = _UCRED.unpack(credentials)
+        return int(user)
 
     def close(self) -> None:
         """Close the socket."""

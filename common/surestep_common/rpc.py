@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from . import access, tls
+from . import access, addresses, tls
 from .bearer_channel import BearerChannel
 from .errors import (
     INTERNAL_MESSAGE,
@@ -37,6 +37,7 @@ from .errors import (
     SurestepError,
     Unauthenticated,
     Unavailable,
+    Unimplemented,
     kind_of,
     kind_of_code,
 )
@@ -125,15 +126,27 @@ class Server:
         *,
         public: Collection[str] = (),
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_streams: int = 128,
     ) -> None:
-        """`max_message_bytes` of what is received; larger messages are refused unread."""
+        """`max_message_bytes` of what is received; larger messages are refused unread.
+
+        `max_streams` of one connection, those included that were reset and are not gone yet. gRPC
+        refuses others by itself, so that a flood of resets costs no time of the event loop.
+        """
+        _GRPC_LOGGER.addFilter(_is_no_caller_that_left)
         gate = access.Gate(guests or {}, public)
-        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate)]
-        most = ("grpc.max_receive_message_length", max_message_bytes)
-        self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, most))
+        interceptors = [_ErrorInterceptor(), _AccessInterceptor(gate)]
+        bounds = (
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_concurrent_streams", max_streams),
+        )
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, *bounds))
         self._names = ("", *(service.full_name for service in services))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        if (alive := access.alive_method()) is not None:
+            _, service, method = alive.split("/")
+            self.grpc.add_registered_method_handlers(service, {method: _ALIVE})  # type: ignore[attr-defined]  # stubs
         reflection.enable_server_reflection(
             (
                 *self._names[1:],
@@ -156,10 +169,11 @@ class Server:
         return port
 
     def _add_port(self, address: str) -> int:
-        files = tls.current.get()
-        if files is None:
-            return self.grpc.add_insecure_port(address)
-        return self.grpc.add_secure_port(address, files.server_credentials())
+        files, path = tls.current.get(), addresses.socket_path(address)
+        with addresses.binding(path) if path is not None else contextlib.nullcontext():
+            if files is None:
+                return self.grpc.add_insecure_port(address)
+            return self.grpc.add_secure_port(address, files.server_credentials())
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of every service."""
@@ -228,7 +242,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stu
         details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(details)
-        return handler if handler is None else self._instead_of(handler, details)
+        return self._instead_of(_UNKNOWN if handler is None else handler, details)
 
     @abstractmethod
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -302,19 +316,24 @@ async def _refuse(requests: Any, context: _Context) -> None:
     await _abort(context, Unauthenticated("missing or wrong gRPC secret or key"))
 
 
+async def _say_alive(request: bytes, context: _Context) -> bytes:
+    return b""
+
+
+async def _deny(requests: Any, context: _Context) -> None:
+    await _abort(context, Unimplemented("this service has no such method"))
+
+
 # Of a stream, whatever is called: the message of a unary call is received before its handler runs.
 _REFUSAL = grpc.stream_stream_rpc_method_handler(_refuse)
+_ALIVE = grpc.unary_unary_rpc_method_handler(_say_alive)
+_UNKNOWN = grpc.stream_stream_rpc_method_handler(_deny)
 
 
 class _ErrorInterceptor(_Interceptor):
-    """Turns exceptions of the services' handlers into the status of the error table."""
-
-    def __init__(self, services: Sequence[ServiceDescriptor]) -> None:
-        self._prefixes = tuple(f"/{service.full_name}/" for service in services)
+    """Turns exceptions of handlers into the status of the error table."""
 
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
-        if not details.method.startswith(self._prefixes):
-            return handler
         for kind in _KINDS:
             behaviour = getattr(handler, kind)
             if behaviour is not None:
@@ -354,8 +373,19 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     return kind.code, str(error) if shown else INTERNAL_MESSAGE
 
 
+# The call has its status, or its caller has gone and can be told nothing.
+_ENDED = grpc.aio.AbortError, grpc.aio.InternalError
+_GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
+
+
+def _is_no_caller_that_left(record: logging.LogRecord) -> bool:
+    """Keep a caller's reset of a stream out of the log: each would be a traceback of grpc's."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
+
+
 async def _abort(context: _Context, error: Exception) -> NoReturn:
-    if isinstance(error, grpc.aio.AbortError):
+    if isinstance(error, _ENDED):
         raise error
     kind = kind_of(error)
     if kind.error is InternalError:

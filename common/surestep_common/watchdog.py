@@ -1,7 +1,7 @@
 """`python -m surestep_common.watchdog HOST:PORT -- COMMAND...`: ends a service that hangs.
 
 A supervisor that starts what has ended does not see what hangs: stopped, or stuck in a call that
-holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC health service at
+holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC service at
 HOST:PORT; any answer will do, because it takes a running event loop to give one. Once the service
 has answered, three seconds of silence are too many: a stopped process is made to go on; of any
 other the stacks go to its log, and it is killed. The exit status is the child's, 128 + N after
@@ -112,12 +112,12 @@ async def _end_when_silent(
     may take its time.
     """
     # Half a second of imports, which the child is not kept waiting for.
-    from . import log, tls
+    from . import access, log
     from .health_probe import HealthProbe
     from .notify import ALIVE, READY, Notifier
 
     log.configure("watchdog")
-    tls.use(tls.TlsSettings.load([]))
+    access.use(access.PeerSettings.load([]))
     notifier, pid = Notifier(), process.pid
     async with HealthProbe(address) as probe:
 

@@ -29,6 +29,8 @@ _VLLMS = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 # Methods for clients; the others are for operators and the gateway.
 _FOR_CLIENTS = [f"/{_OURS.full_name}/{name}" for name in ("Generate", "Info")]
 _FOR_ROUTERS = [f"/{_VLLMS.full_name}/{method.name}" for method in _VLLMS.methods]
+_MOST_SLOTS = 1024  # of workers that have not told yet how many they have
+_MOST_OTHERS = 256  # calls that generate nothing, and those that are about to be refused
 _LAST_WORDS_S = 1.0  # for statuses that are on their way
 
 logger = logging.getLogger(__name__)
@@ -79,7 +81,14 @@ def _server(settings: SchedulerSettings) -> Server:
         dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), _keys(settings)),
         public=_FOR_ROUTERS if settings.vllm_grpc_public else (),
         max_message_bytes=MAX_REQUEST_BYTES,
+        max_streams=_max_streams(settings),
     )
+
+
+def _max_streams(settings: SchedulerSettings) -> int:
+    """Return how many calls a single gateway may have open: all that run and all that wait."""
+    running = settings.max_num_seqs or _MOST_SLOTS
+    return running + 2 * settings.max_queue_len + _MOST_OTHERS  # twice: see fair_bound
 
 
 def _keys(settings: SchedulerSettings) -> list[str]:

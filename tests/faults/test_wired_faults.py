@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -19,13 +20,18 @@ from support.faults.cases import SEED, Setup, adopted, nothing, rank_replaced
 from support.faults.run import Served, client_of, run
 from support.faults.server import SECRET, Facts, FaultyServer, serve_for_faults
 from support.faults.setups import flags, model, served_by
-from support.faults.streams import Tally, differences, mix, stream
+from support.faults.streams import Answer, Tally, differences, mix, prefix_of, stream
 from support.faults.wire import Wire
-from support.processes.gateway import gateway, until_ready
+from support.processes.gateway import Process, gateway, until_ready
 from support.processes.ports import free_port
+from surestep_common import access
+from surestep_common.rpc import connect
+from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
 PLAIN = Setup("none", 1)
+FREED_S = 5.0  # within 0.5 s where nothing else runs
+MOST_OF_ONE = sum(ask.num_choices for ask in mix(random.Random(SEED)))  # sequences of a gateway
 AT = 300  # tokens that all streams together have delivered before the fault
 
 
@@ -37,10 +43,17 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
         yield server
 
 
+class Front(NamedTuple):
+    """One more gateway."""
+
+    url: str
+    process: Process
+
+
 @asynccontextmanager
-async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
-    """Root URL of one more gateway, in front of `schedulers`."""
-    port = free_port()
+async def gateway_to(served: Served, *schedulers: str, port: int = 0) -> AsyncIterator[Front]:
+    """One more gateway, in front of `schedulers`."""
+    port = port or free_port()
     flags = (
         *("--scheduler-url", ",".join(schedulers), "--grpc-secret", SECRET),
         *("--served-model-name", "tiny"),
@@ -49,7 +62,7 @@ async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url) as client:
             await until_ready(client, process)
-        yield url
+        yield Front(url, process)
 
 
 @served_by(["none-tp1"])
@@ -58,9 +71,9 @@ def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) 
     async def streams() -> None:
         async with (
             Wire(scheduler_of(served.server)) as wire,
-            gateway_to(served, wire.address) as url,
+            gateway_to(served, wire.address) as front,
         ):
-            answers = await run(url, served.asks, AT, getattr(wire, how))
+            answers = await run(front.url, served.asks, AT, getattr(wire, how))
             assert wire.num_cut > 0
             assert differences(served.expected, answers) == []
 
@@ -102,12 +115,71 @@ def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServe
 
     async def streams() -> None:
         schedulers = scheduler_of(served.server), scheduler_of(second)
-        async with gateway_to(served, *schedulers) as url:
-            answers = await run(url, served.asks, AT, drain)
+        async with gateway_to(served, *schedulers) as front:
+            answers = await run(front.url, served.asks, AT, drain)
             assert differences(served.expected, answers) == []
 
     asyncio.run(streams())
     served.server.recovered(served.holdings)
+
+
+@served_by(["none-tp1"])
+def test_a_gateway_that_is_killed_takes_only_its_own_streams(served: Served) -> None:
+    """Sixteen streams through each of two; another takes the place of the one that ended."""
+
+    async def streams() -> None:
+        scheduler = scheduler_of(served.server)
+        async with (
+            gateway_to(served, scheduler) as doomed,
+            gateway_to(served, scheduler) as other,
+        ):
+            others = asyncio.ensure_future(run(other.url, served.asks))
+            await broken_off(served, doomed.url, doomed.process.pid)
+            port = int(doomed.url.rpartition(":")[2])
+            async with gateway_to(served, scheduler, port=port) as successor:
+                again = await run(successor.url, served.asks)
+            assert differences(served.expected, again) == []
+            assert differences(served.expected, await others) == []
+
+    asyncio.run(streams())
+    served.server.recovered(served.holdings)
+
+
+@served_by(["none-tp1"])
+def test_the_gateway_of_a_server_is_killed_and_replaced(served: Served) -> None:
+    stack, before = served.server.stack, served.server.facts()
+    asyncio.run(broken_off(served, stack.url, stack.status()["gateway"]["pid"]))
+    stack.wait_until(stack.is_ready, "another gateway", 20)
+    answers = asyncio.run(run(stack.url, served.asks))
+    assert differences(served.expected, answers) == []
+    assert served.server.facts() == before, "the gateway's end is nobody else's"
+    served.server.recovered(served.holdings)
+
+
+async def broken_off(served: Served, url: str, pid: int) -> None:
+    """Kill a gateway in the midst of sixteen streams: each breaks, what they held is free at once."""
+    access.secret.set(SECRET)  # of this task
+    tally, address = Tally(), scheduler_of(served.server)
+    parts = [Answer.of(ask) for ask in served.asks]
+    async with client_of(url) as client, asyncio.timeout(60):
+        tasks = [
+            asyncio.ensure_future(stream(client, ask, tally, part))
+            for ask, part in zip(served.asks, parts, strict=True)
+        ]
+        await tally.reached(AT)
+        served.server.send(signal.SIGKILL, pid)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(end) for end in ends} == {openai.APIConnectionError}
+        assert all(map(prefix_of, parts, served.expected))
+        async with asyncio.timeout(FREED_S), connect(address) as channel:
+            scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+            while held(await scheduler.Stats(scheduler_pb2.StatsRequest())) > MOST_OF_ONE:
+                await asyncio.sleep(0.02)
+
+
+def held(stats: scheduler_pb2.SchedulerStats) -> int:
+    """Sequences that a scheduler runs or has waiting."""
+    return stats.num_running + stats.num_waiting
 
 
 @served_by(["none-tp1"])

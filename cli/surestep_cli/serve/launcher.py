@@ -184,10 +184,13 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
     command = python_module("surestep_scheduler")
     watched = "surestep_common.watchdog", STANDBY, scheduler, "--", *command
-    beats = Listener()
+    beats, gateway_beats = Listener(), Listener()
     supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(
-        Service(child("gateway", "surestep_gateway"), [HttpProbe(f"{url}/health")]),
+        Service(
+            child("gateway", "surestep_gateway", NOTIFY_SOCKET=gateway_beats.address),
+            [HttpProbe(f"{url}/health", gateway_beats)],
+        ),
         Service(
             child("scheduler", *watched, NOTIFY_SOCKET=beats.address),
             [GrpcProbe(scheduler), HeartbeatProbe(beats)],

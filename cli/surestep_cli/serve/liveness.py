@@ -44,20 +44,24 @@ class Probe(Protocol):
 
 class HttpProbe:
     """Whether the gateway responds, with any status and any certificate: the files may have been
-    renewed since it started.
+    renewed since it started. A flood of connections can keep the question waiting: then the beats
+    of its event loop say that it lives.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, beats: Listener | None = None) -> None:
+        self._url, self._beats = url, beats
 
     async def seen(self) -> bool:
         try:
             await asyncio.to_thread(call, self._url, timeout_s=_LOOK_S, verify=False)
         except OSError as error:
-            return not _is_silence(error)
+            beats = self._beats is not None and self._beats.heard()
+            return beats or not _is_silence(error)
         return True
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        if self._beats is not None:
+            self._beats.close()
 
 
 def _is_silence(error: OSError) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+from surestep_common import addresses
 from surestep_common.errors import Unavailable
 from surestep_common.log import Sparingly
 
@@ -63,26 +64,19 @@ def bind_path(path: Path) -> socket.socket:
     """Return a bound Unix socket, replacing one left by an earlier gateway. Raise Unavailable."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if _is_abandoned(path):
-            path.unlink()
-        listener.bind(str(path))
+        with addresses.binding(str(path)):
+            if path.is_socket():
+                path.unlink()
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)  # now: others take a socket without a listener for abandoned
+    except Unavailable:
+        listener.close()
+        raise
     except OSError as error:
         listener.close()
         raise Unavailable(f"cannot listen on {path}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Return whether the path is a socket without a listener."""
-    if not path.is_socket():
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False
 
 
 class HttpListener:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from surestep_common.errors import Unimplemented
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk
 
@@ -151,6 +152,8 @@ class OutputSequence:
             stop_reason = None if last in self._eos_ids else last
         elif reason == LENGTH:
             self.finish_reason = "length"
+        elif reason:
+            raise Unimplemented(f"this release does not know the finish reason {reason}")
         shown = self.finish_reason
         if shown == "stop" and self._assembler.called:
             shown = "tool_calls"

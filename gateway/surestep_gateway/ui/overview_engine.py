@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator
+from surestep_common.other_releases import name_of
 from surestep_proto.scheduler_pb2 import EngineState, Incident, RecentSteps, SchedulerStatus
 from surestep_proto.supervisor_pb2 import ExitCause, Phase, RankState, SupervisorStatus
 from surestep_proto.worker_pb2 import DeviceMemory, WorkerInfo
@@ -13,11 +14,6 @@ _TEXT = 500  # characters
 _EXITS = 5
 
 Line = Annotated[str, BeforeValidator(lambda text: text[:_TEXT])]
-
-
-def _name(kind: Any, value: int) -> str:
-    """Return the name of an enum's value, or the number of a value unknown to this version."""
-    return kind.Name(value) if value in kind.values() else str(value)
 
 
 def _sizes(memory: DeviceMemory) -> dict[str, int]:
@@ -62,8 +58,8 @@ class RankView(BaseModel):
         return cls(
             rank=rank,
             pid=supervisor.rank_pid or (info.pid if info else 0),
-            state=_name(RankState, supervisor.rank_state),
-            phase=_name(Phase, supervisor.heartbeat.phase) if beats else None,
+            state=name_of(RankState, supervisor.rank_state),
+            phase=name_of(Phase, supervisor.heartbeat.phase) if beats else None,
             heartbeat_age_s=supervisor.heartbeat.age_s if beats else None,
             epoch=info.last_epoch if info else None,
             step=info.last_step if info else None,
@@ -79,7 +75,7 @@ class RankView(BaseModel):
                 ExitView(
                     age_s=one.age_s,
                     pid=one.pid,
-                    cause=_name(ExitCause, one.cause),
+                    cause=name_of(ExitCause, one.cause),
                     reason=one.reason,
                     replaced_s=one.replaced_s or None,
                 )
@@ -164,7 +160,7 @@ class EngineView(BaseModel):
         infos = {one.rank: one for one in status.ranks}
         return cls(
             pid=status.pid,
-            state=_name(EngineState, status.state),
+            state=name_of(EngineState, status.state),
             epoch=status.epoch,
             step=status.step,
             last_step_age_s=status.last_step_age_s,

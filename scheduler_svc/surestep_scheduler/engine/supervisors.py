@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.other_releases import name_of
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto.supervisor_pb2_grpc import SupervisorStub
@@ -62,7 +63,7 @@ class Supervisors:
             raise Unavailable(f"{len(statuses)} of {len(self._stubs)} supervisors answer")
         for status in statuses:
             if status.rank_state != pb.READY:
-                state = pb.RankState.Name(status.rank_state).lower()
+                state = name_of(pb.RankState, status.rank_state).lower()
                 why = f": {status.failure}" if status.failure else ""
                 raise Unavailable(f"rank {status.rank} is {state}{why}")
 

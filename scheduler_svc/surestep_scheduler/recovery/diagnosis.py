@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from surestep_common.errors import DeadlineExceeded, DrafterFault, SurestepError, Unavailable
 from surestep_common.invariants import DigestError, LedgerError
+from surestep_common.other_releases import name_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
@@ -121,4 +122,4 @@ def _stood_still(death: _Death) -> bool:
 
 def _last_sign(death: _Death) -> str:
     last = death.exit.last
-    return f"rank {death.rank} was in {pb.Phase.Name(last.phase)} for {last.age_s:.1f} s"
+    return f"rank {death.rank} was in {name_of(pb.Phase, last.phase)} for {last.age_s:.1f} s"

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from surestep_common.other_releases import refuse_unknown
 from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
@@ -68,6 +69,7 @@ class SchedulerService(SchedulerServicer):
         with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
             limits, left_s = self._engine.limits, context.time_remaining()  # by the wall clock: now
             deadline = None if left_s is None else self._engine.clock() + left_s
+            refuse_unknown(request)
             self._engine.check_model(request.model_fingerprint)
             self._owners.settle(request, headers)
             resolved = None  # where a vector is wanted nothing is sampled

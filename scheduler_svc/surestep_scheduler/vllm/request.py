@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 from surestep_common.errors import (
     InvalidRequest,
     MissingParameter,
     RequestTooLarge,
     UnsupportedParameter,
 )
+from surestep_common.other_releases import unknown_fields
 from surestep_common.request_bounds import check_entries
 from surestep_common.sampling_ranges import MAX_LOGPROBS
 from surestep_common.seeds import sibling_seed
@@ -69,14 +68,8 @@ def without_effect(request: TheirRequest) -> list[str]:
     params = request.sampling_params
     return [
         *(name for name in _FOR_TEXT if getattr(params, name)),
-        *_unknown("", request),
-        *_unknown("sampling_params.", params),
+        *unknown_fields(request),
     ]
-
-
-def _unknown(prefix: str, message: Message) -> Iterator[str]:
-    numbers = {field.field_number for field in UnknownFieldSet(message)}  # type: ignore[attr-defined]  # stubs
-    return (f"{prefix}field {number}" for number in sorted(numbers))
 
 
 def _check_served(request: TheirRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import trustme
 from support.processes.ports import free_address
 from surestep_cli.api.http import call
 from surestep_cli.serve.liveness import HttpProbe
+from surestep_common.notify import ALIVE, Listener
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
 
@@ -50,6 +52,18 @@ async def server(answer: bytes | None, tls: ssl.SSLContext | None = None) -> Asy
 async def test_whatever_is_said_is_a_sign(answer: bytes) -> None:
     async with server(answer) as address:
         assert await HttpProbe(f"http://{address}/health").seen()
+
+
+async def test_beats_are_signs_where_the_question_waits() -> None:
+    """As behind a flood of connections."""
+    beats = Listener()
+    async with server(None) as address:
+        probe = HttpProbe(f"http://{address}/health", beats)
+        assert not await probe.seen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(ALIVE.encode(), "\0" + beats.address.removeprefix("@"))
+        assert [await probe.seen(), await probe.seen()] == [True, False]
+    await probe.close()
 
 
 @pytest.mark.parametrize("answer", [HEAD + b"{", b"SSH-2.0-OpenSSH_9.6\r\n", b""])

@@ -61,6 +61,18 @@ async def test_answers_that_are_complete(stack: Stack, path: str, streams: bool)
     assert await ended(stack) == {Labels(path, NAMES[streams], "complete"): 1}
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_end_for_a_reason_of_another_release_is_no_end(stack: Stack, path: str) -> None:
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        yield tokens([70, 71], finish=99)
+
+    stack.scheduler.script = script
+    response = await stack.client.post(path, json=BODIES[path])
+    assert response.status_code == 501, response.text
+    assert "finish reason 99" in response.text
+
+
 @pytest.mark.parametrize(
     ("error", "labels"),
     [

@@ -20,7 +20,7 @@ from support.processes.scheduler_harness import (
     trailing,
 )
 from surestep_common import request_bounds as bounds
-from surestep_common.errors import RequestTooLarge
+from surestep_common.errors import RequestTooLarge, Unimplemented
 from surestep_common.rpc import from_rpc_error
 from surestep_proto import sampling_pb2
 from surestep_proto import scheduler_pb2 as pb
@@ -36,6 +36,17 @@ async def test_a_message_larger_than_any_request_is_refused_unread() -> None:
         assert message.ByteSize() > bounds.MAX_REQUEST_BYTES
         error = await code_of(client.generate(message))
         assert isinstance(from_rpc_error(error), RequestTooLarge)
+        assert (await client.generate(make_request(2))).tokens == expected(MODEL, make_request(2))
+
+
+async def test_what_this_release_cannot_read_is_refused_and_not_left_out() -> None:
+    """A newer gateway's wish, which would be dropped without a word."""
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        message = make_request(1)
+        message.sampling.MergeFromString(b"\xa2\x38\x03new")
+        error = from_rpc_error(await code_of(client.generate(message)))
+        assert isinstance(error, Unimplemented)
+        assert "sampling.field 900" in str(error)
         assert (await client.generate(make_request(2))).tokens == expected(MODEL, make_request(2))
 
 

@@ -1,4 +1,4 @@
-"""What a step stream says when it is lost."""
+"""What a step stream says when it is lost, and a supervisor whose rank is not ready."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import asyncio
 import grpc
 import pytest
 from support.fakes.worker import fake_worker
-from surestep_common.errors import ConnectionLost, InternalError, SurestepError
-from surestep_proto import worker_pb2
+from surestep_common.errors import ConnectionLost, InternalError, SurestepError, Unavailable
+from surestep_proto import supervisor_pb2, worker_pb2
+from surestep_scheduler.engine.supervisors import Supervisors
 from surestep_scheduler.engine.workers import WorkerGroup
 
 
@@ -47,3 +48,11 @@ async def test_a_rank_says_what_ended_its_stream(epoch: int, kind: type[Surestep
             await second._read(0, lambda: None)
         await first.close()
         await second.close()
+
+
+async def test_a_state_of_another_release_is_one_in_which_a_rank_is_not_ready() -> None:
+    supervisors = Supervisors(["127.0.0.1:1"])
+    newer = supervisor_pb2.SupervisorStatus(rank_state=99)  # type: ignore[arg-type]  # of a later enum
+    with pytest.raises(Unavailable, match="rank 0 is 99"):
+        supervisors.check_ready([newer])
+    await supervisors.close()

@@ -104,6 +104,23 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
     assert (info.last_epoch, info.last_step) == (3, 5)
 
 
+async def test_what_this_release_cannot_read_is_not_run_in_part(rank: Rank) -> None:
+    rank.load()
+    plan, grammar = (
+        pb.StepPlan(epoch=3, step=1),
+        pb.CompileRequest(grammar={"source": "start: /a/"}),
+    )
+    for message in (plan, grammar):
+        message.MergeFromString(b"\xa2\x38\x03new")
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    await call.write(plan)
+    with pytest.raises(errors.Unimplemented, match="StepPlan"), rpc.translate_errors():
+        await call.read()
+    with pytest.raises(errors.Unimplemented, match="CompileRequest"), rpc.translate_errors():
+        await rank.stub.Compile(grammar, timeout=TIMEOUT_S)
+    assert rank.runner.epochs == []
+
+
 async def test_a_compilation_is_dropped_when_its_caller_has_gone(rank: Rank) -> None:
     rank.load()
     call = rank.stub.Compile(pb.CompileRequest(grammar={"source": "start: /a/"}), timeout=TIMEOUT_S)

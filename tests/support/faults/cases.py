@@ -194,9 +194,8 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
     return inject
 
 
-def _kill_beside_the_successor(place: str, victim: Victim, **details: float) -> Inject:
+def _beside_the_successor(order: Inject) -> Inject:
     """For a place of the rank that replaces the one which is killed now."""
-    order = _kill(place, victim, **details)
 
     def inject(server: FaultyServer, rank: int) -> None:
         server.send(signal.SIGKILL, server.facts().rank_pids[rank])
@@ -230,14 +229,14 @@ def _timed(name: str, victim: Victim, met: Proof, causes: tuple[str, ...]) -> It
     """A kill in each window in which a rank holds something that others wait for; `met` is what
     shows it where no rank is killed before.
     """
-    beside = _kill_beside_the_successor
-    replay = beside("forward", victim, at_least=_IN_A_PROMPT)
+    loading = _beside_the_successor(_kill("load", victim))
+    replay = _beside_the_successor(_kill("forward", victim, at_least=_IN_A_PROMPT))
     drafting = _kill("propose", victim, first=True)
     windows = (
         ("in-a-prompt", _kill_in_a_prompt(victim), met, ("mtp-tp2", "ngram-tp1"), _ALL),
         ("in-a-layer", _kill("layers", victim), met, ("none-tp1", "mtp-tp2"), _ALL),
         ("while-drafting", drafting, met, ("ngram-tp2", "mtp-tp1"), _DRAFTING),
-        ("while-loading", beside("load", victim), rank_replaced, ("ngram-tp1", "none-tp2"), _ALL),
+        ("while-loading", loading, rank_replaced, ("ngram-tp1", "none-tp2"), _ALL),
         ("in-a-replay", replay, rank_replaced, ("mtp-tp1", "none-tp2"), _ALL),
     )
     for window, inject, proof, setups, drafters in windows:

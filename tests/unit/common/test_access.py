@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import pytest
+from support.clients.http2_frames import (
+    END_HEADERS,
+    HEADERS,
+    RST_STREAM,
+    connection,
+    frame,
+    frames,
+    head,
+    send,
+    stream_ids,
+)
 from surestep_common import access, rpc
 from surestep_common.access import PeerSettings
 from surestep_common.errors import Unauthenticated
+from surestep_common.health_probe import HealthProbe
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc as pb_grpc
 
@@ -102,6 +116,44 @@ async def test_guests_are_let_in_where_they_are_expected() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
                 await stub.Generate(pb.GenerateRequest(), metadata=metadata, timeout=5).read()
         assert await ask(address, SECRET) == (7, 1)
+
+
+async def test_who_knows_the_secret_may_ask_for_signs_of_life_by_a_name_of_its_own() -> None:
+    async with serving(Answers(), SECRET) as address:
+        with knowing(SECRET):
+            probe, name = HealthProbe(address), access.alive_method()
+        async with probe, grpc.aio.insecure_channel(address) as channel:
+            assert await probe.answers(5)
+            assert name is not None
+            assert SECRET not in name
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                await channel.unary_unary(name, bytes, bytes)(b"", timeout=5)
+
+
+async def test_what_nobody_serves_is_said_to_be_so_to_those_who_may_know() -> None:
+    async with (
+        serving(Answers(), SECRET) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = channel.unary_unary("/surestep.v1.Scheduler/NotYet", bytes, bytes)
+        for key, code in (("x", "UNAUTHENTICATED"), (SECRET, "UNIMPLEMENTED")):
+            with pytest.raises(grpc.aio.AioRpcError, match=code):
+                await call(b"", metadata=(("authorization", f"Bearer {key}"),), timeout=5)
+
+
+async def test_a_connection_has_so_many_streams() -> None:
+    """Calls whose message does not come: gRPC refuses those over the bound by itself."""
+    async with serving(Answers(), None) as address:
+        assert await asyncio.to_thread(_refused, address, 200) == list(range(128 * 2 + 1, 401, 2))
+
+
+def _refused(address: str, streams: int) -> list[int]:
+    """Streams that are reset when so many are opened on a connection."""
+    with connection(address) as end:
+        opened = itertools.islice(stream_ids(), streams)
+        send(end, b"".join(frame(HEADERS, END_HEADERS, s, head(INFO)) for s in opened), 5)
+        came = list(frames(end, 1))
+    return sorted(stream for kind, stream, _ in came if kind == RST_STREAM)
 
 
 def test_a_secret_comes_from_a_file_or_a_variable(

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.other_releases import refuse_unknown
 from surestep_common.request_bounds import check_grammar
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
@@ -131,6 +132,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
         Raises InvalidRequest for one that is wrong or too costly, Unavailable if there is no time.
         """
+        refuse_unknown(request)
         check_grammar(request.grammar)
         await asyncio.wrap_future(self._loaded().compile(request.grammar))
         return pb.CompileResponse()
@@ -169,6 +171,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         epoch: int | None = None
         async for plan in plans:
             received = time.perf_counter_ns()
+            refuse_unknown(plan)
             if epoch is None:
                 epoch = plan.epoch
                 await self._open(runner, epoch)
