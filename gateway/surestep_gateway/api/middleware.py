@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from surestep_common import tracing
-from surestep_common.errors import SurestepError, Unavailable, kind_of
+from surestep_common.errors import Cancelled, SurestepError, Unavailable, kind_of
 from surestep_common.tracing import Tracer
 
 from surestep_gateway.auth.tenants import Caller
@@ -105,6 +105,8 @@ class RequestMiddleware:
             body = BodyReader(self._bodies, receive, headers)
             if path in COUNTED:
                 await body.read()
+                if state.get("is_gone", bool)():  # before it costs more than its bytes
+                    raise Cancelled("the client went away")
                 self._admission.check(path, caller)  # much may have happened since
         except SurestepError as error:
             state["ending"].fail(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import select
 import socket
 import struct
 import time
@@ -44,7 +45,8 @@ class HttpProtocol(HttpToolsProtocol):
     """Extends uvicorn's protocol, which limits neither the size of a head nor any duration.
 
     Malformed HTTP gets an error in the usual shape. In the state of a request's scope, `abort` ends
-    the connection at once and `certified` is whether the client has presented a certificate.
+    the connection at once, `is_gone` tells whether the client has ended it, and `certified` is
+    whether the client has presented a certificate.
     """
 
     def __init__(
@@ -111,6 +113,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = True  # its further output is dropped
 
+    def is_gone(self) -> bool:
+        """Return whether the client has ended the connection, though nothing was read of it yet."""
+        if self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))  # which tells of resets unasked
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._send_due = time.monotonic() + self._timeouts.send_s
@@ -136,6 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_due = time.monotonic() + self._timeouts.head_s
         super().on_message_begin()
         self.scope["state"]["abort"] = self.abort
+        self.scope["state"]["is_gone"] = self.is_gone
         self.scope["state"]["certified"] = self._certified
 
     def on_url(self, url: bytes) -> None:

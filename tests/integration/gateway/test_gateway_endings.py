@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -29,6 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 4},
 }
 NAMES = ("false", "true")
+_GONE = 50  # clients
 
 
 async def ended(stack: Stack) -> Mapping[Labels, float]:
@@ -124,6 +128,30 @@ async def test_clients_that_leave(stack: Stack, path: str, streams: bool) -> Non
     gone = ("client_gone", "cancelled_error", "cancelled", "499")
     await until_ended(stack, Labels(path, NAMES[streams], *gone))
     assert sum((await ended(stack)).values()) == 1
+
+
+async def test_clients_that_are_gone_before_their_request_is_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is prepared for them, and no scheduler hears of them."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("a request without a client is prepared")
+
+    monkeypatch.setattr(type(stack.server.gateway.text), "at_once", never)
+    host, _, port = stack.server.address.rpartition(":")
+    body = json.dumps(BODIES["/v1/completions"]).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for _ in range(_GONE):  # on this thread, while the gateway has no turn
+        with socket.create_connection((host, int(port))) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
+    gone = Labels("/v1/completions", "false", "client_gone", "cancelled_error", "cancelled", "499")
+    async with asyncio.timeout(15):
+        while sum((await ended(stack)).values()) < _GONE:
+            await asyncio.sleep(0.02)
+    assert await ended(stack) == {gone: _GONE}
+    assert stack.scheduler.requests == []
 
 
 async def _begin(stack: Stack, path: str, body: dict[str, Any]) -> None:
