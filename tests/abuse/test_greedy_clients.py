@@ -129,7 +129,7 @@ async def test_the_request_that_ended_schedulers_is_refused(server: FaultyServer
 
 async def test_the_worst_that_is_admitted_keeps_nobody_waiting(server: FaultyServer) -> None:
     """A stream goes on, the gateway answers, and nobody takes the scheduler for hung."""
-    words = [f"{i:04}{'xyz' * 5}"[:15] for i in range(500)]
+    words = [f"{i:04}{'xyz' * 5}"[:15] for i in range(240)]
     worst = {"prompt": prompt(2, 5), "max_tokens": 2, "n": 128, "bad_words": words}
     biases = {str(i): 1.0 for i in range(300)}
     async with (

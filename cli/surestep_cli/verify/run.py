@@ -35,7 +35,7 @@ from .server import About
 _WARM_UP_TOKENS = 2
 _WARM_UP_SALT = "warm-up"  # the reference shall not find its prompt computed
 _MOST_EXPLAINED = 5  # differences of a case
-_CROWD_TOKENS, _QUICK_CROWD_TOKENS = 8, 4
+_CROWD_TOKENS, _QUICK_CROWD_TOKENS = 16, 12  # newcomers meet full slots, drafts or none
 _FULL = 2  # tokens that each slot has had: all of them are taken
 _CROWD_AT_ONCE = 64
 _LONG = 2048  # tokens of a prompt that always is computed within seconds

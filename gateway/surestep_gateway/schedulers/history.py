@@ -66,6 +66,9 @@ class History:
         """Record a reply of the scheduler."""
         if self._is_out:
             self._outages[0].ended = now
+        elif self._samples and stats.num_steps < self._samples[-1].steps:
+            # Another process, which took over between two questions.
+            self._outages.appendleft(_Outage(self._samples[-1].at, now))
         self._samples.append(
             _Sample(
                 now,

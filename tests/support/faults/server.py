@@ -34,6 +34,7 @@ _ORDERED = (  # in the tracebacks that the faults of the suite cause
     ", in suffer",  # of sitecustomize.py
     "gloo/transport/tcp/",  # of a rank whose partner has ended
     "InternalError: the drafter proposed an id outside the vocabulary",
+    "InternalError: the drafter of rank 0 failed",  # as the other ranks are told
 )
 
 

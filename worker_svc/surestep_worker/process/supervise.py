@@ -30,13 +30,14 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     first = RankProcess(started) if started is not None else None
-    where = adoption.place(settings.rank_address)
-    found = await asyncio.to_thread(adoption.adopt, where) if where is not None else None
-    supervisor = Supervisor(rank_command(), settings, first=first, found=found)
+    supervisor = Supervisor(rank_command(), settings, first=first)
     service = pb.DESCRIPTOR.services_by_name["Supervisor"]
     server = rpc.Server([service], max_message_bytes=_LARGEST_MESSAGE)
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     await server.start(settings.supervisor_address)
+    # From here on no other supervisor is at the address, whose rank this would be.
+    if (where := adoption.place(settings.rank_address)) is not None:
+        supervisor.found = await asyncio.to_thread(adoption.adopt, where)
     await server.set_serving(True)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())

@@ -52,16 +52,13 @@ class Supervisor(pb_grpc.SupervisorServicer):
         settings: WorkerSettings,
         oom: OomKills | None = None,
         first: RankProcess | None = None,
-        found: Adopted | None = None,
     ) -> None:
-        """`command` starts a standby; `first` is one that was started before. `found` is a rank
-        that an earlier supervisor has left.
-        """
+        """`command` starts a standby; `first` is one that was started before."""
         self._command = command
         self._settings = settings
         self._rank: RankProcess | None = None
         self._standby = first
-        self._found = found
+        self.found: Adopted | None = None  # a rank that an earlier supervisor has left
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
         self._oom = oom or OomKills()
@@ -89,7 +86,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
     def _adopt(self) -> RankProcess | None:
         """Take over the rank that was found, with all that its supervisor held for it."""
-        found, self._found = self._found, None
+        found, self.found = self.found, None
         if found is None:
             return None
         settings = self._settings
