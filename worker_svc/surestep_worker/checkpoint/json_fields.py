@@ -114,6 +114,11 @@ class Fields:
         inner = self.object(key)
         return tuple(inner.object(name) for name in inner._values)
 
+    def or_else(self, usual: Mapping[str, Any]) -> Fields:
+        """Return these fields, and of the usual ones those that the file does not name: what it
+        calls null stays null."""
+        return Fields({**usual, **self._values}, self._file)
+
     def without(self, key: str) -> Fields:
         """Return all fields but one."""
         return Fields({k: v for k, v in self._values.items() if k != key}, self._file)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 
@@ -43,16 +43,26 @@ class Traits(NamedTuple):
     latent: bool = True
     indexer: bool = False
     index_interleaved: bool = False  # pairs of an index key are rotated, not its halves
-    dense_layers: int = 3  # first ones, where the file does not say
-    index_heads: int = 64
+    usual: Mapping[str, Any] = {}  # where the file does not say, as transformers' class has it
 
 
+_V3 = {
+    "q_lora_rank": 1536,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "index_n_heads": 64,
+}
+_GLM_5 = _V3 | {"q_lora_rank": 2048, "n_group": 1, "topk_group": 1, "index_n_heads": 32}
+_GLM_LITE = {"q_lora_rank": 768, "routed_scaling_factor": 1.8, "first_k_dense_replace": 1}
+_GLM_4_5 = {"num_key_value_heads": 8, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
 DEEPSEEK_ARCHITECTURES: Mapping[str, Traits] = {
-    "DeepseekV3ForCausalLM": Traits(),
-    "DeepseekV32ForCausalLM": Traits(indexer=True),
-    "GlmMoeDsaForCausalLM": Traits(indexer=True, index_interleaved=True, index_heads=32),
-    "Glm4MoeLiteForCausalLM": Traits(dense_layers=1),
-    "Glm4MoeForCausalLM": Traits(latent=False, dense_layers=1),
+    "DeepseekV3ForCausalLM": Traits(usual=_V3),
+    "DeepseekV32ForCausalLM": Traits(indexer=True, usual=_V3),
+    "GlmMoeDsaForCausalLM": Traits(indexer=True, index_interleaved=True, usual=_GLM_5),
+    "Glm4MoeLiteForCausalLM": Traits(usual=_GLM_LITE),
+    "Glm4MoeForCausalLM": Traits(latent=False, usual=_GLM_4_5),
 }
 
 
@@ -90,9 +100,9 @@ class DeepseekConfig(SparseConfig):
     @classmethod
     def parse(cls, files: ConfigFiles) -> DeepseekConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
-        raw = Fields(files.config)
         architecture = architecture_of(files.config)
         traits = lookup(architecture, DEEPSEEK_ARCHITECTURES)
+        raw = Fields(files.config).or_else(traits.usual)
         partial = "partial_rotary_factor"
         refuse_unserved(raw if traits.latent else raw.without(partial))
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
@@ -124,7 +134,7 @@ class DeepseekConfig(SparseConfig):
             quantization=read_quantization(raw),
             layer_types=(LATENT_ATTENTION if traits.latent else FULL_ATTENTION,) * layers,
             moe=_moe(raw),
-            dense_layers=_dense_layers(raw, layers, traits),
+            dense_layers=_dense_layers(raw, layers),
             latent=latent,
             indexer=_indexer(raw, layers, traits) if traits.indexer else None,
         )
@@ -219,12 +229,12 @@ def _moe(raw: Fields) -> MoeConfig:
         sigmoid=SigmoidRouting(
             groups=groups,
             kept_groups=kept,
-            scale=raw.number("routed_scaling_factor", MAX_FACTOR, default=1.0),
+            scale=raw.number("routed_scaling_factor", MAX_FACTOR),
         ),
     )
 
 
-def _dense_layers(raw: Fields, layers: int, traits: Traits) -> frozenset[int]:
+def _dense_layers(raw: Fields, layers: int) -> frozenset[int]:
     if "mlp_layer_types" in raw:
         kinds = raw.texts("mlp_layer_types")
         if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
@@ -232,7 +242,7 @@ def _dense_layers(raw: Fields, layers: int, traits: Traits) -> frozenset[int]:
         return frozenset(i for i, kind in enumerate(kinds) if kind == "dense")
     if raw.size("moe_layer_freq", MAX_LAYERS, default=1) != 1:
         raise InvalidRequest("moe_layer_freq other than 1 is not served", param="model")
-    first = raw.size("first_k_dense_replace", MAX_LAYERS, least=0, default=traits.dense_layers)
+    first = raw.size("first_k_dense_replace", MAX_LAYERS, least=0)
     return frozenset(range(min(first, layers)))
 
 
@@ -244,7 +254,7 @@ def _indexer(raw: Fields, layers: int, traits: Traits) -> IndexerConfig:
     if dim < _rope_dim(raw):
         raise InvalidRequest(f"config.json: index_head_dim {dim} is too small", param="model")
     return IndexerConfig(
-        heads=raw.size("index_n_heads", _MAX_INDEX_HEADS, default=traits.index_heads),
+        heads=raw.size("index_n_heads", _MAX_INDEX_HEADS),
         dim=dim,
         top_k=raw.size("index_topk", MAX_POSITION, default=2048),
         interleaved=raw.flag("indexer_rope_interleave", default=usual),

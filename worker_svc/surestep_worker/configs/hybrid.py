@@ -42,20 +42,21 @@ class HybridTraits(NamedTuple):
     """Where the architectures of the family differ."""
 
     moe: bool
+    kv_heads: int  # where the file does not say, as transformers' class has it
     grouped_projection: bool = False  # q, k, v and z of the delta rule lie together per key head
     prefix: str = "model."  # of the decoder's tensors
     nested: bool = False  # the decoder's configuration is `text_config`
 
 
 HYBRID_ARCHITECTURES: Mapping[str, HybridTraits] = {
-    "Qwen3NextForCausalLM": HybridTraits(moe=True, grouped_projection=True),
-    "Qwen3_5ForCausalLM": HybridTraits(moe=False),
-    "Qwen3_5MoeForCausalLM": HybridTraits(moe=True),
+    "Qwen3NextForCausalLM": HybridTraits(moe=True, kv_heads=2, grouped_projection=True),
+    "Qwen3_5ForCausalLM": HybridTraits(moe=False, kv_heads=4),
+    "Qwen3_5MoeForCausalLM": HybridTraits(moe=True, kv_heads=2),
     "Qwen3_5ForConditionalGeneration": HybridTraits(
-        moe=False, prefix="model.language_model.", nested=True
+        moe=False, kv_heads=4, prefix="model.language_model.", nested=True
     ),
     "Qwen3_5MoeForConditionalGeneration": HybridTraits(
-        moe=True, prefix="model.language_model.", nested=True
+        moe=True, kv_heads=2, prefix="model.language_model.", nested=True
     ),
 }
 
@@ -90,6 +91,7 @@ class HybridConfig(SparseConfig):
         architecture = architecture_of(files.config)
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
         raw = _decoder(whole) if traits.nested else whole
+        raw = raw.or_else({"num_key_value_heads": traits.kv_heads, "head_dim": 256})
         refuse_unserved(raw.without("partial_rotary_factor"))
         named = "mtp_num_hidden_layers"
         refuse_deep_heads(raw, named if named in raw else "num_nextn_predict_layers")
@@ -97,11 +99,12 @@ class HybridConfig(SparseConfig):
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
         bias = raw.flag("attention_bias", default=False)
+        dense_layers = _dense_layers(raw) if traits.moe else frozenset[int]()
         return cls(
             architecture=architecture,
             traits=traits,
             **sizes,
-            intermediate_size=raw.size("intermediate_size", MAX_WIDTH, least=0, default=0),
+            intermediate_size=_dense_size(raw, needed=bool(dense_layers) or not traits.moe),
             rope=read_rope(raw, rope.without("partial_rotary_factor")),
             rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"]),
             sliding_window=None,
@@ -119,7 +122,7 @@ class HybridConfig(SparseConfig):
             layer_types=_layer_types(raw),
             delta=_delta(raw),
             moe=_moe(raw) if traits.moe else None,
-            dense_layers=_dense_layers(raw) if traits.moe else frozenset(),
+            dense_layers=dense_layers,
         )
 
     def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
@@ -201,6 +204,12 @@ def _moe(raw: Fields) -> MoeConfig:
         shared_expert_size=raw.size("shared_expert_intermediate_size", MAX_WIDTH),
         normalize=raw.flag("norm_topk_prob", default=True),
     )
+
+
+def _dense_size(raw: Fields, *, needed: bool) -> int:
+    if needed:
+        return raw.size("intermediate_size", MAX_WIDTH)
+    return raw.size("intermediate_size", MAX_WIDTH, least=0, default=0)
 
 
 def _dense_layers(raw: Fields) -> frozenset[int]:
