@@ -66,17 +66,18 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("null", [False, True], ids=["missing", "null"])
 @pytest.mark.parametrize("family", MAKERS)
-def test_each_key_may_be_missing(tmp_path: Path, family: str) -> None:
+def test_each_key_may_be_missing(tmp_path: Path, family: str, null: bool) -> None:
     folder = MAKERS[family](tmp_path)
     file = folder / "config.json"
     whole = json.loads(file.read_text())
     usual = _ours(folder, LENGTH)
     wrong = dict[str, str]()
     for path in _keys(whole):
-        file.write_text(json.dumps(_without(whole, path)))
+        file.write_text(json.dumps(_without(whole, path, null=null)))
         windowed = family in WINDOWED and path == ("sliding_window",)
         length = BEYOND_USUAL_WINDOW if windowed else LENGTH
         try:
@@ -101,11 +102,13 @@ def _keys(config: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tupl
             yield from _keys(value, (*before, key))
 
 
-def _without(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _without(config: dict[str, Any], path: tuple[str, ...], *, null: bool) -> dict[str, Any]:
     key, *inner = path
-    if not inner:
-        return {name: value for name, value in config.items() if name != key}
-    return config | {key: _without(config[key], tuple(inner))}
+    if inner:
+        return config | {key: _without(config[key], tuple(inner), null=null)}
+    if null:
+        return config | {key: None}
+    return {name: value for name, value in config.items() if name != key}
 
 
 @torch.no_grad()
@@ -123,7 +126,7 @@ def _theirs(folder: Path, length: int) -> Tensor | None:
         if found["missing_keys"] or found["mismatched_keys"]:
             return None
         logits: Tensor = model(torch.tensor([random_prompt(length)])).logits[0]
-    except Exception:  # whatever a broken file makes of it
+    except Exception:  # noqa: BLE001 - whatever a broken file makes of it
         return None
     return logits
 

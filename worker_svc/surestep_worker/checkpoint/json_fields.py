@@ -64,7 +64,7 @@ class Fields:
             self._refuse(key, f"more than {above:g} and at most {most:g}")
         return float(value)
 
-    def flag(self, key: str, *, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
         """Return true or false."""
         value = self._given(key, default)
         if not isinstance(value, bool):

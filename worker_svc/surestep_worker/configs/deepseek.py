@@ -30,7 +30,7 @@ from .model_config import (
     refuse_unserved,
 )
 from .quantization import read_quantization
-from .rope import MAX_FACTOR, MAX_POSITION, read_rope, rope_parameters
+from .rope import MAX_FACTOR, MAX_POSITION, read_rope, read_rotary_dim, rope_kind, rope_parameters
 from .sparse import MoeConfig, SigmoidRouting, SparseConfig
 
 _VECTOR = 8  # elements that kernels take at once
@@ -47,6 +47,9 @@ class Traits(NamedTuple):
 
 
 _V3 = {
+    "rope_interleave": True,
+    "norm_topk_prob": True,
+    "index_topk": 2048,
     "q_lora_rank": 1536,
     "n_group": 8,
     "topk_group": 4,
@@ -55,8 +58,14 @@ _V3 = {
     "index_n_heads": 64,
 }
 _GLM_5 = _V3 | {"q_lora_rank": 2048, "n_group": 1, "topk_group": 1, "index_n_heads": 32}
-_GLM_LITE = {"q_lora_rank": 768, "routed_scaling_factor": 1.8, "first_k_dense_replace": 1}
-_GLM_4_5 = {"num_key_value_heads": 8, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+_GLM_LITE = _V3 | {
+    "q_lora_rank": 768,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1,
+}
+_GLM_4_5 = _GLM_LITE | {"num_key_value_heads": 8, "routed_scaling_factor": 1.0}
 DEEPSEEK_ARCHITECTURES: Mapping[str, Traits] = {
     "DeepseekV3ForCausalLM": Traits(usual=_V3),
     "DeepseekV32ForCausalLM": Traits(indexer=True, usual=_V3),
@@ -172,7 +181,7 @@ def _latent(raw: Fields, rope: Fields) -> LatentConfig:
         nope_dim=nope,
         rope_dim=turned,
         v_dim=raw.size("v_head_dim", MAX_HEAD_DIM),
-        interleaved=raw.flag("rope_interleave", default=True),
+        interleaved=raw.flag("rope_interleave"),
         scale=(nope + turned) ** -0.5 * _mscale(rope) ** 2,
     )
 
@@ -183,9 +192,8 @@ def _rope_dim(raw: Fields) -> int:
 
 def _mscale(rope: Fields) -> float:
     """The factor by which YaRN sharpens both queries and keys."""
-    kind = rope.text("rope_type", rope.text("type", "default"))
     mscale = rope.number("mscale_all_dim", MAX_FACTOR, least=0.0, default=0.0)
-    if kind == "default" or not mscale:
+    if rope_kind(rope) == "default" or not mscale:
         return 1.0
     return 0.1 * mscale * math.log(max(rope.number("factor", MAX_FACTOR), 1.0)) + 1.0
 
@@ -193,20 +201,14 @@ def _mscale(rope: Fields) -> float:
 def _rotary_dim(raw: Fields, rope: Fields, head_dim: int, latent: LatentConfig | None) -> int:
     if latent is not None:
         return latent.rope_dim
-    factor = raw.number("partial_rotary_factor", 1.0, default=0.5)
-    dim = int(head_dim * rope.number("partial_rotary_factor", 1.0, default=factor))
-    if dim < 2 or dim % 2:
-        raise InvalidRequest(
-            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
-        )
-    return dim
+    return read_rotary_dim(raw, rope, head_dim, 0.5)
 
 
 def _moe(raw: Fields) -> MoeConfig:
     experts = read_num_experts(raw, "n_routed_experts")
     groups = raw.size("n_group", experts, default=1)
     kept, top_k = (
-        raw.size("topk_group", groups, default=1),
+        raw.size("topk_group", groups, default=1 if groups == 1 else None),
         raw.size("num_experts_per_tok", experts),
     )
     size = experts // groups
@@ -225,7 +227,7 @@ def _moe(raw: Fields) -> MoeConfig:
         top_k=top_k,
         expert_size=expert_size,
         shared_expert_size=expert_size * raw.size("n_shared_experts", experts, default=1),
-        normalize=raw.flag("norm_topk_prob", default=True),
+        normalize=raw.flag("norm_topk_prob"),
         sigmoid=SigmoidRouting(
             groups=groups,
             kept_groups=kept,
@@ -256,7 +258,7 @@ def _indexer(raw: Fields, layers: int, traits: Traits) -> IndexerConfig:
     return IndexerConfig(
         heads=raw.size("index_n_heads", _MAX_INDEX_HEADS),
         dim=dim,
-        top_k=raw.size("index_topk", MAX_POSITION, default=2048),
+        top_k=raw.size("index_topk", MAX_POSITION),
         interleaved=raw.flag("indexer_rope_interleave", default=usual),
         full=_full_layers(raw, layers),
     )

@@ -27,7 +27,11 @@ from .routed import RoutedConfig
 
 _MAX_LIMIT = 1e6
 _ALPHA = 1.702  # of clamped_swiglu
-_USUAL = {"num_key_value_heads": 8, "head_dim": 64}  # as transformers' class has it
+_USUAL = {
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "swiglu_limit": 7.0,
+}  # as transformers' class has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class GptOssConfig(RoutedConfig):
             quantization=read_quantization(raw),
             num_local_experts=experts,
             num_experts_per_tok=raw.size("num_experts_per_tok", experts),
-            swiglu_limit=raw.number("swiglu_limit", _MAX_LIMIT, default=7.0),
+            swiglu_limit=raw.number("swiglu_limit", _MAX_LIMIT),
         )
 
 

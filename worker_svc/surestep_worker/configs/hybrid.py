@@ -29,7 +29,7 @@ from .model_config import (
     refuse_unserved,
 )
 from .quantization import read_quantization
-from .rope import read_rope, rope_parameters
+from .rope import read_rope, read_rotary_dim, rope_parameters
 from .sparse import MoeConfig, SparseConfig
 
 _MAX_TAPS = 8
@@ -91,7 +91,9 @@ class HybridConfig(SparseConfig):
         architecture = architecture_of(files.config)
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
         raw = _decoder(whole) if traits.nested else whole
-        raw = raw.or_else({"num_key_value_heads": traits.kv_heads, "head_dim": 256})
+        raw = raw.or_else(
+            {"num_key_value_heads": traits.kv_heads, "head_dim": 256, "norm_topk_prob": True}
+        )
         refuse_unserved(raw.without("partial_rotary_factor"))
         named = "mtp_num_hidden_layers"
         refuse_deep_heads(raw, named if named in raw else "num_nextn_predict_layers")
@@ -106,7 +108,7 @@ class HybridConfig(SparseConfig):
             **sizes,
             intermediate_size=_dense_size(raw, needed=bool(dense_layers) or not traits.moe),
             rope=read_rope(raw, rope.without("partial_rotary_factor")),
-            rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"]),
+            rotary_dim=read_rotary_dim(raw, rope, sizes["head_dim"], 0.25),
             sliding_window=None,
             qkv_bias=bias,
             o_bias=bias,
@@ -156,16 +158,6 @@ def _decoder(whole: Fields) -> Fields:
     return whole.object("text_config")
 
 
-def _rotary_dim(raw: Fields, rope: Fields, head_dim: int) -> int:
-    factor = raw.number("partial_rotary_factor", 1.0, default=0.25)
-    dim = int(head_dim * rope.number("partial_rotary_factor", 1.0, default=factor))
-    if dim < 2 or dim % 2:
-        raise InvalidRequest(
-            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
-        )
-    return dim
-
-
 def _layer_types(raw: Fields) -> tuple[str, ...]:
     count = raw.size("num_hidden_layers", MAX_LAYERS)
     interval = raw.size("full_attention_interval", MAX_LAYERS, default=4)
@@ -202,7 +194,7 @@ def _moe(raw: Fields) -> MoeConfig:
         top_k=raw.size("num_experts_per_tok", experts),
         expert_size=raw.size("moe_intermediate_size", MAX_WIDTH),
         shared_expert_size=raw.size("shared_expert_intermediate_size", MAX_WIDTH),
-        normalize=raw.flag("norm_topk_prob", default=True),
+        normalize=raw.flag("norm_topk_prob"),
     )
 
 
