@@ -115,7 +115,7 @@ def _without(config: dict[str, Any], path: tuple[str, ...], *, null: bool) -> di
 def _theirs(folder: Path, length: int) -> Tensor | None:
     """Logits f32[L, V] of transformers; None where it makes no model of the file."""
     wrapped = "text_config" in json.loads((folder / "config.json").read_text())
-    kind = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
+    kind: Any = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
     try:
         model, found = kind.from_pretrained(
             folder,

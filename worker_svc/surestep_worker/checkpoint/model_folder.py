@@ -83,7 +83,9 @@ class ConfigFiles(NamedTuple):
         embeddings = (entry for name, entry in entries.items() if name.endswith(_EMBEDDING))
         if any(_same_bytes(head, embedding) for embedding in embeddings):
             return self
-        logger.warning("%s is true, but the file has another %s, which counts", _TIED, _HEAD)
+        logger.warning(
+            "tie_word_embeddings is true, but the file has another lm_head.weight, which counts"
+        )
         return self._replace(config={**self.config, _TIED: False})
 
 

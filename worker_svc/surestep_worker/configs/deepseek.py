@@ -116,7 +116,8 @@ class DeepseekConfig(SparseConfig):
         refuse_unserved(raw if traits.latent else raw.without(partial))
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         refuse_deep_heads(raw, "num_nextn_predict_layers")
-        sizes, rope = read_sizes(raw), rope_parameters(raw)
+        sizes = read_sizes(_with_rotated_size(raw) if traits.latent else raw)
+        rope = rope_parameters(raw)
         bias, layers = raw.flag("attention_bias", default=False), sizes["num_layers"]
         if traits.latent and bias:
             raise InvalidRequest(
@@ -125,7 +126,7 @@ class DeepseekConfig(SparseConfig):
         latent = _latent(raw, rope) if traits.latent else None
         return cls(
             architecture=architecture,
-            **(sizes if latent is None else {**sizes, "num_kv_heads": sizes["num_heads"]}),
+            **sizes,
             intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
             rope=read_rope(raw, rope if traits.latent else rope.without(partial)),
             rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"], latent),
@@ -169,6 +170,12 @@ class DeepseekConfig(SparseConfig):
         width, index = self.latent.rank + self.latent.rope_dim, self.indexer
         own = [index.dim if index and self.has_indexer(i) else 0 for i in range(num_layers)]
         return tuple(LatentWidths(width, keys) for keys in own)
+
+
+def _with_rotated_size(raw: Fields) -> Fields:
+    """The fields with the only size of a head that all parts of latent attention share."""
+    others = raw.without("head_dim").without("num_key_value_heads")
+    return others.or_else({"head_dim": _rope_dim(raw)})
 
 
 def _latent(raw: Fields, rope: Fields) -> LatentConfig:

@@ -142,6 +142,18 @@ class HybridConfig(SparseConfig):
             dtype=dtype,
         )
 
+    def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
+        """Raise InvalidRequest when the model does not divide among `size` ranks, or into parts
+        that the kernel of the attention's gate does not take."""
+        SparseConfig.check_ranks(self, size, expert_parallel=expert_parallel)
+        heads = self.num_heads // size
+        if heads * self.head_dim % _VECTOR:
+            raise InvalidRequest(
+                f"{heads} heads of {self.head_dim} elements on each rank are no multiple of"
+                f" {_VECTOR} elements, which gated attention needs",
+                param="model",
+            )
+
     def sizes_to_share(self) -> dict[str, int]:
         """What every rank needs an equal part of, by name."""
         return {
