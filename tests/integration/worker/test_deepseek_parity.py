@@ -47,6 +47,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "n_shared_experts": 2,
         "vocab": 383,
     },
+    "v3, heads that do not divide its width": {
+        "family": "deepseek_v3",
+        "hidden_size": 72,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    },
     "v3.2": {"family": "deepseek_v32"},
     "v3.2, yarn": {"family": "deepseek_v32", "rope_parameters": _YARN},
     "glm-5": {"family": "glm_moe_dsa"},

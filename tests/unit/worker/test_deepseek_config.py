@@ -152,6 +152,12 @@ def test_layers_that_share_a_choice(changes: dict[str, Any]) -> None:
     assert [i for i, width in enumerate(widths) if width.index_key] == own
 
 
+def test_latent_heads_need_not_divide_the_width() -> None:
+    """No part of them has the size that the quotient would give."""
+    config = parse(head_dim=..., hidden_size=72, num_attention_heads=8, num_key_value_heads=3)
+    assert (config.head_dim, config.num_kv_heads) == (64, 8)
+
+
 def test_glm_4() -> None:
     sizes = {"num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128}
     config = parse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_ranks_that_do_not_divide(
     else:
         with pytest.raises(InvalidRequest, match=message):
             config.check_ranks(size, expert_parallel=whole)
+
+
+def test_heads_that_the_gate_cannot_take(tmp_path: Path, raw: dict[str, Any]) -> None:
+    """Its kernel takes eight elements at once, and would end the process."""
+    config = parse(tmp_path, raw, head_dim=4)
+    config.check_ranks(2)
+    with pytest.raises(InvalidRequest, match="1 heads of 4 elements on each rank"):
+        replace(config, num_heads=1, num_kv_heads=1).check_ranks(1)
 
 
 def test_experts_that_do_not_divide(tmp_path: Path, raw: dict[str, Any]) -> None:

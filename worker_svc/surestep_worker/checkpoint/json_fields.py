@@ -64,7 +64,7 @@ class Fields:
             self._refuse(key, f"more than {above:g} and at most {most:g}")
         return float(value)
 
-    def flag(self, key: str, *, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
         """Return true or false."""
         value = self._given(key, default)
         if not isinstance(value, bool):
@@ -113,6 +113,11 @@ class Fields:
         """Return the objects inside an object, in the order of the file; empty if missing."""
         inner = self.object(key)
         return tuple(inner.object(name) for name in inner._values)
+
+    def or_else(self, usual: Mapping[str, Any]) -> Fields:
+        """Return these fields, and of the usual ones those that the file does not name: what it
+        calls null stays null."""
+        return Fields({**usual, **self._values}, self._file)
 
     def without(self, key: str) -> Fields:
         """Return all fields but one."""

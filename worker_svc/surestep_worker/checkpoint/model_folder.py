@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,8 @@ from surestep_common.model_files import read_object
 
 from .gguf_entries import read_entries as gguf_entries
 from .safetensors_header import Entry, read_header, shown
+
+logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 _ID = re.compile(r"[0-9]{1,9}")
@@ -35,6 +38,8 @@ _SAMPLES = 1 << 14  # of a checkpoint in all; every tensor has at least one
 _MOST_SAMPLES = 16  # of a tensor
 _SAMPLE_BYTES = 64
 _NAMES_SHOWN = 6
+_HEAD, _EMBEDDING, _TIED = "lm_head.weight", "embed_tokens.weight", "tie_word_embeddings"
+_COMPARED_BYTES = 1 << 20  # at once
 # Keys that say where a checkpoint was made, not what it computes.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
 
@@ -65,6 +70,23 @@ class ConfigFiles(NamedTuple):
         places = (self.config, self.generation, text if isinstance(text, dict) else {})
         named = [place.get("eos_token_id") for place in places]
         return [id_ for one in named for id_ in (one if isinstance(one, list) else [one])]
+
+    def with_head_of(self, entries: Mapping[str, Entry]) -> ConfigFiles:
+        """Return files that tie no output head which the checkpoint holds: what it holds counts,
+        as in transformers, unless that is a copy of the embedding.
+
+        Raises InvalidRequest if the weights cannot be read.
+        """
+        head = entries.get(_HEAD)
+        if head is None or self.config.get(_TIED) is not True:
+            return self
+        embeddings = (entry for name, entry in entries.items() if name.endswith(_EMBEDDING))
+        if any(_same_bytes(head, embedding) for embedding in embeddings):
+            return self
+        logger.warning(
+            "tie_word_embeddings is true, but the file has another lm_head.weight, which counts"
+        )
+        return self._replace(config={**self.config, _TIED: False})
 
 
 def _tokenizer_end(folder: Path) -> int | None:
@@ -178,6 +200,22 @@ def fingerprint_of(folder: Path, generation_folder: Path | None = None) -> str:
     """Return the fingerprint of a folder as it is now. Raises InvalidRequest if it is not a
     checkpoint."""
     return fingerprint(ConfigFiles.read(folder, generation_folder), read_entries(folder))
+
+
+def _same_bytes(one: Entry, other: Entry) -> bool:
+    if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+        return False
+    try:
+        with one.file.open("rb") as left, other.file.open("rb") as right:
+            left.seek(one.begin)
+            right.seek(other.begin)
+            sizes = (
+                min(_COMPARED_BYTES, one.nbytes - at)
+                for at in range(0, one.nbytes, _COMPARED_BYTES)
+            )
+            return all(left.read(size) == right.read(size) for size in sizes)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read weights: {error}", param="model") from error
 
 
 def _samples(entry: Entry, count: int) -> Iterator[tuple[int, int]]:

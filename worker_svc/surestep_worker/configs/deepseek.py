@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 
@@ -30,7 +30,7 @@ from .model_config import (
     refuse_unserved,
 )
 from .quantization import read_quantization
-from .rope import MAX_FACTOR, MAX_POSITION, read_rope, rope_parameters
+from .rope import MAX_FACTOR, MAX_POSITION, read_rope, read_rotary_dim, rope_kind, rope_parameters
 from .sparse import MoeConfig, SigmoidRouting, SparseConfig
 
 _VECTOR = 8  # elements that kernels take at once
@@ -43,16 +43,35 @@ class Traits(NamedTuple):
     latent: bool = True
     indexer: bool = False
     index_interleaved: bool = False  # pairs of an index key are rotated, not its halves
-    dense_layers: int = 3  # first ones, where the file does not say
-    index_heads: int = 64
+    usual: Mapping[str, Any] = {}  # where the file does not say, as transformers' class has it
 
 
+_V3 = {
+    "rope_interleave": True,
+    "norm_topk_prob": True,
+    "index_topk": 2048,
+    "q_lora_rank": 1536,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "index_n_heads": 64,
+}
+_GLM_5 = _V3 | {"q_lora_rank": 2048, "n_group": 1, "topk_group": 1, "index_n_heads": 32}
+_GLM_LITE = _V3 | {
+    "q_lora_rank": 768,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1,
+}
+_GLM_4_5 = _GLM_LITE | {"num_key_value_heads": 8, "routed_scaling_factor": 1.0}
 DEEPSEEK_ARCHITECTURES: Mapping[str, Traits] = {
-    "DeepseekV3ForCausalLM": Traits(),
-    "DeepseekV32ForCausalLM": Traits(indexer=True),
-    "GlmMoeDsaForCausalLM": Traits(indexer=True, index_interleaved=True, index_heads=32),
-    "Glm4MoeLiteForCausalLM": Traits(dense_layers=1),
-    "Glm4MoeForCausalLM": Traits(latent=False, dense_layers=1),
+    "DeepseekV3ForCausalLM": Traits(usual=_V3),
+    "DeepseekV32ForCausalLM": Traits(indexer=True, usual=_V3),
+    "GlmMoeDsaForCausalLM": Traits(indexer=True, index_interleaved=True, usual=_GLM_5),
+    "Glm4MoeLiteForCausalLM": Traits(usual=_GLM_LITE),
+    "Glm4MoeForCausalLM": Traits(latent=False, usual=_GLM_4_5),
 }
 
 
@@ -90,14 +109,15 @@ class DeepseekConfig(SparseConfig):
     @classmethod
     def parse(cls, files: ConfigFiles) -> DeepseekConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
-        raw = Fields(files.config)
         architecture = architecture_of(files.config)
         traits = lookup(architecture, DEEPSEEK_ARCHITECTURES)
+        raw = Fields(files.config).or_else(traits.usual)
         partial = "partial_rotary_factor"
         refuse_unserved(raw if traits.latent else raw.without(partial))
         raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         refuse_deep_heads(raw, "num_nextn_predict_layers")
-        sizes, rope = read_sizes(raw), rope_parameters(raw)
+        sizes = read_sizes(_with_rotated_size(raw) if traits.latent else raw)
+        rope = rope_parameters(raw)
         bias, layers = raw.flag("attention_bias", default=False), sizes["num_layers"]
         if traits.latent and bias:
             raise InvalidRequest(
@@ -106,7 +126,7 @@ class DeepseekConfig(SparseConfig):
         latent = _latent(raw, rope) if traits.latent else None
         return cls(
             architecture=architecture,
-            **(sizes if latent is None else {**sizes, "num_kv_heads": sizes["num_heads"]}),
+            **sizes,
             intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
             rope=read_rope(raw, rope if traits.latent else rope.without(partial)),
             rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"], latent),
@@ -124,7 +144,7 @@ class DeepseekConfig(SparseConfig):
             quantization=read_quantization(raw),
             layer_types=(LATENT_ATTENTION if traits.latent else FULL_ATTENTION,) * layers,
             moe=_moe(raw),
-            dense_layers=_dense_layers(raw, layers, traits),
+            dense_layers=_dense_layers(raw, layers),
             latent=latent,
             indexer=_indexer(raw, layers, traits) if traits.indexer else None,
         )
@@ -152,6 +172,12 @@ class DeepseekConfig(SparseConfig):
         return tuple(LatentWidths(width, keys) for keys in own)
 
 
+def _with_rotated_size(raw: Fields) -> Fields:
+    """The fields with the only size of a head that all parts of latent attention share."""
+    others = raw.without("head_dim").without("num_key_value_heads")
+    return others.or_else({"head_dim": _rope_dim(raw)})
+
+
 def _latent(raw: Fields, rope: Fields) -> LatentConfig:
     nope, turned = raw.size("qk_nope_head_dim", MAX_HEAD_DIM), _rope_dim(raw)
     rank = raw.size("kv_lora_rank", _MAX_LATENT - turned, multiple=_VECTOR)
@@ -162,7 +188,7 @@ def _latent(raw: Fields, rope: Fields) -> LatentConfig:
         nope_dim=nope,
         rope_dim=turned,
         v_dim=raw.size("v_head_dim", MAX_HEAD_DIM),
-        interleaved=raw.flag("rope_interleave", default=True),
+        interleaved=raw.flag("rope_interleave"),
         scale=(nope + turned) ** -0.5 * _mscale(rope) ** 2,
     )
 
@@ -173,9 +199,8 @@ def _rope_dim(raw: Fields) -> int:
 
 def _mscale(rope: Fields) -> float:
     """The factor by which YaRN sharpens both queries and keys."""
-    kind = rope.text("rope_type", rope.text("type", "default"))
     mscale = rope.number("mscale_all_dim", MAX_FACTOR, least=0.0, default=0.0)
-    if kind == "default" or not mscale:
+    if rope_kind(rope) == "default" or not mscale:
         return 1.0
     return 0.1 * mscale * math.log(max(rope.number("factor", MAX_FACTOR), 1.0)) + 1.0
 
@@ -183,20 +208,14 @@ def _mscale(rope: Fields) -> float:
 def _rotary_dim(raw: Fields, rope: Fields, head_dim: int, latent: LatentConfig | None) -> int:
     if latent is not None:
         return latent.rope_dim
-    factor = raw.number("partial_rotary_factor", 1.0, default=0.5)
-    dim = int(head_dim * rope.number("partial_rotary_factor", 1.0, default=factor))
-    if dim < 2 or dim % 2:
-        raise InvalidRequest(
-            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
-        )
-    return dim
+    return read_rotary_dim(raw, rope, head_dim, 0.5)
 
 
 def _moe(raw: Fields) -> MoeConfig:
     experts = read_num_experts(raw, "n_routed_experts")
     groups = raw.size("n_group", experts, default=1)
     kept, top_k = (
-        raw.size("topk_group", groups, default=1),
+        raw.size("topk_group", groups, default=1 if groups == 1 else None),
         raw.size("num_experts_per_tok", experts),
     )
     size = experts // groups
@@ -215,16 +234,16 @@ def _moe(raw: Fields) -> MoeConfig:
         top_k=top_k,
         expert_size=expert_size,
         shared_expert_size=expert_size * raw.size("n_shared_experts", experts, default=1),
-        normalize=raw.flag("norm_topk_prob", default=True),
+        normalize=raw.flag("norm_topk_prob"),
         sigmoid=SigmoidRouting(
             groups=groups,
             kept_groups=kept,
-            scale=raw.number("routed_scaling_factor", MAX_FACTOR, default=1.0),
+            scale=raw.number("routed_scaling_factor", MAX_FACTOR),
         ),
     )
 
 
-def _dense_layers(raw: Fields, layers: int, traits: Traits) -> frozenset[int]:
+def _dense_layers(raw: Fields, layers: int) -> frozenset[int]:
     if "mlp_layer_types" in raw:
         kinds = raw.texts("mlp_layer_types")
         if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
@@ -232,7 +251,7 @@ def _dense_layers(raw: Fields, layers: int, traits: Traits) -> frozenset[int]:
         return frozenset(i for i, kind in enumerate(kinds) if kind == "dense")
     if raw.size("moe_layer_freq", MAX_LAYERS, default=1) != 1:
         raise InvalidRequest("moe_layer_freq other than 1 is not served", param="model")
-    first = raw.size("first_k_dense_replace", MAX_LAYERS, least=0, default=traits.dense_layers)
+    first = raw.size("first_k_dense_replace", MAX_LAYERS, least=0)
     return frozenset(range(min(first, layers)))
 
 
@@ -244,9 +263,9 @@ def _indexer(raw: Fields, layers: int, traits: Traits) -> IndexerConfig:
     if dim < _rope_dim(raw):
         raise InvalidRequest(f"config.json: index_head_dim {dim} is too small", param="model")
     return IndexerConfig(
-        heads=raw.size("index_n_heads", _MAX_INDEX_HEADS, default=traits.index_heads),
+        heads=raw.size("index_n_heads", _MAX_INDEX_HEADS),
         dim=dim,
-        top_k=raw.size("index_topk", MAX_POSITION, default=2048),
+        top_k=raw.size("index_topk", MAX_POSITION),
         interleaved=raw.flag("indexer_rope_interleave", default=usual),
         full=_full_layers(raw, layers),
     )

@@ -27,6 +27,11 @@ from .routed import RoutedConfig
 
 _MAX_LIMIT = 1e6
 _ALPHA = 1.702  # of clamped_swiglu
+_USUAL = {
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "swiglu_limit": 7.0,
+}  # as transformers' class has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class GptOssConfig(RoutedConfig):
     @classmethod
     def parse(cls, files: ConfigFiles) -> GptOssConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
-        raw = Fields(files.config)
+        raw = Fields(files.config).or_else(_USUAL)
         refuse_unserved(raw)
         _refuse_other_activations(raw)
         sizes, bias = read_sizes(raw), raw.flag("attention_bias", default=True)
@@ -64,7 +69,7 @@ class GptOssConfig(RoutedConfig):
             quantization=read_quantization(raw),
             num_local_experts=experts,
             num_experts_per_tok=raw.size("num_experts_per_tok", experts),
-            swiglu_limit=raw.number("swiglu_limit", _MAX_LIMIT, default=7.0),
+            swiglu_limit=raw.number("swiglu_limit", _MAX_LIMIT),
         )
 
 

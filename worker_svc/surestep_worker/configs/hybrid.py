@@ -29,7 +29,7 @@ from .model_config import (
     refuse_unserved,
 )
 from .quantization import read_quantization
-from .rope import read_rope, rope_parameters
+from .rope import read_rope, read_rotary_dim, rope_parameters
 from .sparse import MoeConfig, SparseConfig
 
 _MAX_TAPS = 8
@@ -42,20 +42,21 @@ class HybridTraits(NamedTuple):
     """Where the architectures of the family differ."""
 
     moe: bool
+    kv_heads: int  # where the file does not say, as transformers' class has it
     grouped_projection: bool = False  # q, k, v and z of the delta rule lie together per key head
     prefix: str = "model."  # of the decoder's tensors
     nested: bool = False  # the decoder's configuration is `text_config`
 
 
 HYBRID_ARCHITECTURES: Mapping[str, HybridTraits] = {
-    "Qwen3NextForCausalLM": HybridTraits(moe=True, grouped_projection=True),
-    "Qwen3_5ForCausalLM": HybridTraits(moe=False),
-    "Qwen3_5MoeForCausalLM": HybridTraits(moe=True),
+    "Qwen3NextForCausalLM": HybridTraits(moe=True, kv_heads=2, grouped_projection=True),
+    "Qwen3_5ForCausalLM": HybridTraits(moe=False, kv_heads=4),
+    "Qwen3_5MoeForCausalLM": HybridTraits(moe=True, kv_heads=2),
     "Qwen3_5ForConditionalGeneration": HybridTraits(
-        moe=False, prefix="model.language_model.", nested=True
+        moe=False, kv_heads=4, prefix="model.language_model.", nested=True
     ),
     "Qwen3_5MoeForConditionalGeneration": HybridTraits(
-        moe=True, prefix="model.language_model.", nested=True
+        moe=True, kv_heads=2, prefix="model.language_model.", nested=True
     ),
 }
 
@@ -90,6 +91,9 @@ class HybridConfig(SparseConfig):
         architecture = architecture_of(files.config)
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
         raw = _decoder(whole) if traits.nested else whole
+        raw = raw.or_else(
+            {"num_key_value_heads": traits.kv_heads, "head_dim": 256, "norm_topk_prob": True}
+        )
         refuse_unserved(raw.without("partial_rotary_factor"))
         named = "mtp_num_hidden_layers"
         refuse_deep_heads(raw, named if named in raw else "num_nextn_predict_layers")
@@ -97,13 +101,14 @@ class HybridConfig(SparseConfig):
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
         bias = raw.flag("attention_bias", default=False)
+        dense_layers = _dense_layers(raw) if traits.moe else frozenset[int]()
         return cls(
             architecture=architecture,
             traits=traits,
             **sizes,
-            intermediate_size=raw.size("intermediate_size", MAX_WIDTH, least=0, default=0),
+            intermediate_size=_dense_size(raw, needed=bool(dense_layers) or not traits.moe),
             rope=read_rope(raw, rope.without("partial_rotary_factor")),
-            rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"]),
+            rotary_dim=read_rotary_dim(raw, rope, sizes["head_dim"], 0.25),
             sliding_window=None,
             qkv_bias=bias,
             o_bias=bias,
@@ -119,7 +124,7 @@ class HybridConfig(SparseConfig):
             layer_types=_layer_types(raw),
             delta=_delta(raw),
             moe=_moe(raw) if traits.moe else None,
-            dense_layers=_dense_layers(raw) if traits.moe else frozenset(),
+            dense_layers=dense_layers,
         )
 
     def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
@@ -137,6 +142,18 @@ class HybridConfig(SparseConfig):
             dtype=dtype,
         )
 
+    def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
+        """Raise InvalidRequest when the model does not divide among `size` ranks, or into parts
+        that the kernel of the attention's gate does not take."""
+        SparseConfig.check_ranks(self, size, expert_parallel=expert_parallel)
+        heads = self.num_heads // size
+        if heads * self.head_dim % _VECTOR:
+            raise InvalidRequest(
+                f"{heads} heads of {self.head_dim} elements on each rank are no multiple of"
+                f" {_VECTOR} elements, which gated attention needs",
+                param="model",
+            )
+
     def sizes_to_share(self) -> dict[str, int]:
         """What every rank needs an equal part of, by name."""
         return {
@@ -151,16 +168,6 @@ def _decoder(whole: Fields) -> Fields:
     if "text_config" not in whole:
         raise InvalidRequest("config.json lacks text_config", param="model")
     return whole.object("text_config")
-
-
-def _rotary_dim(raw: Fields, rope: Fields, head_dim: int) -> int:
-    factor = raw.number("partial_rotary_factor", 1.0, default=0.25)
-    dim = int(head_dim * rope.number("partial_rotary_factor", 1.0, default=factor))
-    if dim < 2 or dim % 2:
-        raise InvalidRequest(
-            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
-        )
-    return dim
 
 
 def _layer_types(raw: Fields) -> tuple[str, ...]:
@@ -199,8 +206,14 @@ def _moe(raw: Fields) -> MoeConfig:
         top_k=raw.size("num_experts_per_tok", experts),
         expert_size=raw.size("moe_intermediate_size", MAX_WIDTH),
         shared_expert_size=raw.size("shared_expert_intermediate_size", MAX_WIDTH),
-        normalize=raw.flag("norm_topk_prob", default=True),
+        normalize=raw.flag("norm_topk_prob"),
     )
+
+
+def _dense_size(raw: Fields, *, needed: bool) -> int:
+    if needed:
+        return raw.size("intermediate_size", MAX_WIDTH)
+    return raw.size("intermediate_size", MAX_WIDTH, least=0, default=0)
 
 
 def _dense_layers(raw: Fields) -> frozenset[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
@@ -33,13 +35,19 @@ class Traits(NamedTuple):
     qkv_bias: bool | None = None  # None: `attention_bias`, which also biases the output projection
     qk_norm: bool = False  # normalise each head of q and k before rotating
     window_switch: str | None = None  # key that must be true for `sliding_window` to count
+    usual: Mapping[str, Any] = {}  # where the file does not say, as transformers' class has it
 
 
+_QWEN: Mapping[str, Any] = {"sliding_window": 4096}
 LLAMA_ARCHITECTURES: Mapping[str, Traits] = {
     "LlamaForCausalLM": Traits(window_switch="use_sliding_window"),
-    "MistralForCausalLM": Traits(qkv_bias=False),
-    "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window"),
-    "Qwen3ForCausalLM": Traits(qk_norm=True, window_switch="use_sliding_window"),
+    "MistralForCausalLM": Traits(
+        qkv_bias=False, usual={"num_key_value_heads": 8, "sliding_window": 4096}
+    ),
+    "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window", usual=_QWEN),
+    "Qwen3ForCausalLM": Traits(
+        qk_norm=True, window_switch="use_sliding_window", usual={**_QWEN, "head_dim": 128}
+    ),
 }
 # The decoders alone, without an output head: what embedding models are saved as.
 BACKBONES: Mapping[str, Traits] = {
@@ -54,9 +62,9 @@ class LlamaConfig(ModelConfig):
     @classmethod
     def parse(cls, files: ConfigFiles) -> LlamaConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
-        raw = Fields(files.config)
         architecture = architecture_of(files.config)
         traits = lookup(architecture, {**LLAMA_ARCHITECTURES, **BACKBONES})
+        raw = Fields(files.config).or_else(traits.usual)
         refuse_unserved(raw)
         attention_bias = raw.flag("attention_bias", default=False)
         sizes, window = read_sizes(raw), _sliding_window(raw, traits)
@@ -95,6 +103,12 @@ def _layer_types(
 ) -> tuple[str, ...]:
     """All layers of Mistral have the window; where there is a switch, the last ones."""
     if window is None:
+        if traits.window_switch is not None and SLIDING_ATTENTION in raw.texts("layer_types"):
+            raise InvalidRequest(
+                f"config.json: layers of {SLIDING_ATTENTION}, without {traits.window_switch} true"
+                " and a sliding_window",
+                param="model",
+            )
         return (FULL_ATTENTION,) * num_layers
     if traits.window_switch is None:
         return (SLIDING_ATTENTION,) * num_layers

@@ -52,7 +52,7 @@ def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
     theta = scaling.number(
         "rope_theta", _MAX_THETA, default=raw.number("rope_theta", _MAX_THETA, default=10_000.0)
     )
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    kind = rope_kind(scaling)
     if scaling.number("partial_rotary_factor", 1.0, default=1.0) != 1.0:
         raise InvalidRequest("partial rotary embeddings are not supported", param="model")
     if kind == "default":
@@ -115,6 +115,23 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
     names = "mscale", "mscale_all_dim"
     mscale, of_all = (scaling.number(name, MAX_FACTOR, least=0.0, default=0.0) for name in names)
     return sharpened(mscale) / sharpened(of_all) if mscale and of_all else sharpened(1.0)
+
+
+def rope_kind(scaling: Fields) -> str:
+    """The name of the scaling."""
+    return scaling.or_else({"rope_type": scaling.text("type", "default")}).text("rope_type")
+
+
+def read_rotary_dim(raw: Fields, scaling: Fields, head_dim: int, usual: float) -> int:
+    """How many elements of a head are rotated; a part of `usual` where the file does not say."""
+    named = "partial_rotary_factor"
+    factor = scaling.or_else({named: raw.number(named, 1.0, default=usual)}).number(named, 1.0)
+    dim = int(head_dim * factor)
+    if dim < 2 or dim % 2:
+        raise InvalidRequest(
+            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
+        )
+    return dim
 
 
 def rope_parameters(raw: Fields) -> Fields:

@@ -18,7 +18,8 @@ _BUFFERS = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 def ignored(config: LlamaConfig, shard: Sharding, *, draft_head: bool) -> tuple[str, ...]:
     """Return regular expressions of checkpoint tensors that hold nothing of their own."""
-    return (*_BUFFERS, r"lm_head\.weight") if config.tie_word_embeddings else _BUFFERS
+    headless = config.is_backbone or config.tie_word_embeddings
+    return (*_BUFFERS, r"lm_head\.weight") if headless else _BUFFERS
 
 
 def parameter_table(

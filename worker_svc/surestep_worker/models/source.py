@@ -57,6 +57,9 @@ class CheckpointSource(Generic[C]):
         else:
             self.entries = read_entries(folder)
             self.fingerprint = fingerprint(self._files, self.entries)
+            files = self._files.with_head_of(self.entries)
+            if files is not self._files:
+                self._files, self.config = files, parse(files)
 
     @property
     def facts(self) -> Mapping[str, Any]:
