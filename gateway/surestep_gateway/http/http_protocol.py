@@ -50,7 +50,7 @@ class _Parser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._ignore_upgrade = protocol.ignore_upgrade
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
