@@ -182,6 +182,13 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     min_body_rate: Size = Field(
         64 << 10, description="a body may take a second longer for every so many of its bytes"
     )
+    sse_keep_alive_interval: float = Field(
+        15.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds without an event after which a stream sends a ping, and its status if "
+        "that was not sent yet; 0: never",
+    )
     send_timeout_s: PositiveFloat = Field(
         30.0, description="seconds a client may leave what is sent to it unread"
     )

@@ -54,6 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("inter_token_timeout_s", "admission_timeout_s", "head_timeout_s", "body_timeout_s"),
         *(
             "timeout_keep_alive",
+            "sse_keep_alive_interval",
             "send_timeout_s",
             "text_timeout_s",
             "grammar_timeout_s",

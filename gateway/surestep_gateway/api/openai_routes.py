@@ -127,7 +127,7 @@ class OpenAIRoutes:
         if generation.body.stream:
             force = self._gateway.settings.enable_force_include_usage
             events = ChoiceEvents(generation, builder, force_usage=force)
-            return EventStream(generation, events, self._gateway.admission)
+            return EventStream(self._gateway, generation, events)
         return await json_answer(generation, builder, request.receive, self._gateway)
 
     async def models(self, request: Request) -> Response:

@@ -7,6 +7,7 @@ the one that has been arriving for longest is given up: slow senders lose, hones
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -74,7 +75,7 @@ class BodyReader:
             raise RequestTooLarge(f"the body must have at most {limit} bytes, got {int(declared)}")
 
     async def read(self) -> None:
-        """Wait for the whole body, which must be JSON.
+        """Wait for the whole body, which must be JSON. A byte order mark before it is dropped.
 
         Raise UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
         memory for it, and Cancelled when its sender has disconnected.
@@ -83,6 +84,8 @@ class BodyReader:
         self._bodies.arriving[self] = None
         try:
             await self._read()
+            if self.data.startswith(codecs.BOM_UTF8):
+                del self.data[: len(codecs.BOM_UTF8)]
         except BaseException:
             self.release()
             raise

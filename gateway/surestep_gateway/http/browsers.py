@@ -35,12 +35,18 @@ def with_cors(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
 
 
 def check_json(headers: Mapping[bytes, bytes]) -> None:
-    """Raise UnsupportedMediaType for a body that is not declared to be JSON."""
+    """Raise UnsupportedMediaType for a body that is not declared to be JSON, or is compressed."""
     if not has_body(headers):
         return
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise UnsupportedMediaType("the Content-Type of a body must be application/json")
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding != b"identity":
+        name = coding[:32].decode("latin-1")
+        raise UnsupportedMediaType(
+            f"the Content-Encoding of a body must not be {name!r}: send it as it is"
+        )
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:

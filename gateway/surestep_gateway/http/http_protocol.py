@@ -11,6 +11,7 @@ import struct
 import time
 from typing import Any, NamedTuple
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -41,6 +42,21 @@ class ClientTimeouts(NamedTuple):
     send_s: float  # to take what is sent to it
 
 
+class _Parser(httptools.HttpRequestParser):
+    """Leaves a request that asks for another protocol to `HttpProtocol.ignore_upgrade`."""
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._ignore_upgrade = protocol.ignore_upgrade
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+
+
 class HttpProtocol(HttpToolsProtocol):
     """Extends uvicorn's protocol, which limits neither the size of a head nor any duration.
 
@@ -53,6 +69,7 @@ class HttpProtocol(HttpToolsProtocol):
         self, connections: Connections, timeouts: ClientTimeouts, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
         self._all = connections
         self._timeouts = timeouts
         self._head_bytes = 0  # of the head that is being read, about
@@ -169,6 +186,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _has_one_meaning(self) -> bool:
         """Whether no proxy can read another host, or another end of the body (RFC 9112)."""
+        if self.parser.get_method() == b"CONNECT":
+            return False  # what follows is for another server
         version = self.parser.get_http_version()
         hosts = self._values(b"host")
         lengths, encodings = self._values(b"content-length"), self._values(b"transfer-encoding")
@@ -178,6 +197,22 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         chunked = version == "1.1" and all(name.lower() == b"chunked" for name in encodings)
         return all(map(bytes.isdigit, lengths)) and (chunked or not encodings)
+
+    def ignore_upgrade(self, rest: bytes) -> None:
+        """Read the head once more, without its Upgrade header, and `rest` as what follows it.
+
+        RFC 9110, 7.8 lets a server ignore that header. The parser does not: for it the request
+        ends with the head, and what follows is the other protocol's.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser = _Parser(self)  # the old one is done if the connection is not to be kept
+        self.parser.feed_data(b"\r\n".join([*lines, b"", rest]))
+
+    def _should_upgrade(self) -> bool:
+        """Have uvicorn start nothing for a head that is read once more."""
+        return True
 
     def _values(self, name: bytes) -> list[bytes]:
         return [value.strip() for known, value in self.headers if known == name]

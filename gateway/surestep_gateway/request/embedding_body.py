@@ -14,6 +14,7 @@ from .protocol import (
     TokenIds,
     Truncation,
     User,
+    Whole,
     kind_of_prompt,
 )
 
@@ -39,7 +40,7 @@ class EmbeddingBody(Truncation):
     add_special_tokens: bool | None = None
     normalize: bool | None = None
     use_activation: bool | None = None  # the same, by its newer name
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    priority: Annotated[Whole, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     request_id: RequestId | None = None
 

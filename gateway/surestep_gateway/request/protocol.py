@@ -1,7 +1,8 @@
 """Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
 
 Ranges that do not depend on the model are declared here; `sampling.py` checks the rest. Types are
-strict: a number in quotes is refused. Unknown names are accepted, and logged at DEBUG.
+strict: a number in quotes is refused, and a fraction where an integer is meant. Unknown names are
+accepted, and logged at DEBUG.
 
 A list fails at its first wrong element and a mapping that is too large before its values are
 checked, because every problem that is found is an object, and a body can have millions of them.
@@ -41,12 +42,19 @@ MAX_TOOLS = 256
 UINT31 = (1 << 31) - 1
 UNSUPPORTED_KIND = "unsupported"  # of a problem with what is not served
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
+def _whole(value: Any) -> Any:
+    """Return a whole float as an integer: languages with one kind of number send 4.0 for 4."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+TokenIds = Annotated[list[Annotated[Whole, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Positive = Annotated[int, Field(ge=1, le=UINT31)]
+Positive = Annotated[Whole, Field(ge=1, le=UINT31)]
 User = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-Natural = Annotated[int, Field(ge=0, le=UINT31)]
+Natural = Annotated[Whole, Field(ge=0, le=UINT31)]
 
 
 def _at_most(count: int) -> Callable[[Any], Any]:
@@ -81,7 +89,9 @@ class StreamOptions(RequestOptions):
 class Speculative(RequestOptions):
     """Speculation of this request, our own field. The output does not depend on it."""
 
-    num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
+    num_tokens: Annotated[Whole, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = (
+        None  # per step; 0 = off
+    )
     return_drafted: bool | None = None  # mark in the choices which tokens were drafts
 
 
@@ -90,7 +100,7 @@ class Truncation(Body):
 
     default_side: ClassVar[Literal["left", "right"]] = "left"
 
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=UINT31)] | None = None
     truncation_side: Literal["left", "right"] | None = None  # where that cuts
 
 
@@ -100,7 +110,7 @@ class SamplingBody(Body):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
         | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -119,7 +129,7 @@ class SamplingBody(Body):
     user: User | None = None
     safety_identifier: User | None = None  # OpenAI's later name for it
 
-    top_k: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] | None = (
         None
@@ -140,7 +150,7 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    priority: Annotated[Whole, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     request_id: RequestId | None = None
 
@@ -154,7 +164,7 @@ class GenerationBody(SamplingBody, Truncation, StructuredBody):
     n: Positive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -240,7 +250,7 @@ class ChatBody(GenerationBody):
     include_reasoning: bool | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class ChatRequest(TemplateFields, ChatBody):
@@ -252,7 +262,7 @@ class CompletionBody(GenerationBody):
 
     max_tokens: Natural | None = None  # with 0 nothing is generated: prompts are scored, or echoed
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0)] | None = None
 
 
 def kind_of_prompt(prompt: Any) -> str:

@@ -9,7 +9,7 @@ from surestep_gateway.output.json_pieces import json_pieces
 from surestep_gateway.output.sequence import Delta, OutputSequence
 
 from .choices import ChoiceBuilder, envelope
-from .event_stream import Pieces, event
+from .event_stream import COMMENT, Pieces, event
 from .generation import Generation
 
 
@@ -18,6 +18,8 @@ class ChoiceEvents:
 
     A failure becomes an `error` event, and `[DONE]` is left out: clients take it for success.
     """
+
+    ping = COMMENT
 
     def __init__(
         self, generation: Generation, builder: ChoiceBuilder, *, force_usage: bool

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -12,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from surestep_common.errors import Cancelled, SurestepError
 
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Admission
 from surestep_gateway.observability.answer_metrics import Ending
 from surestep_gateway.output.json_pieces import JsonPieces, send_pieces
 from surestep_gateway.output.json_text import json_text
@@ -31,11 +32,17 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),  # nginx would hold the events back
 ]
 
+COMMENT = b": ping\n\n"  # which readers of events skip
+
 Pieces = list[bytes | bytearray]
 
 
 class StreamFormat(Protocol):
     """The events of one API's streams."""
+
+    @property
+    def ping(self) -> bytes:
+        """What keeps a silent stream alive, before its opening events too."""
 
     async def opening(self, sequence: OutputSequence) -> Pieces:
         """Return what goes before the first delta of a sequence."""
@@ -69,7 +76,7 @@ async def respond(
     Raise SurestepError.
     """
     if generation.body.stream:
-        return EventStream(generation, answer, gateway.admission, within)
+        return EventStream(gateway, generation, answer, within)
     size = AnswerSize(gateway)
 
     async def emit(sequence: OutputSequence, delta: Delta) -> None:
@@ -83,22 +90,28 @@ async def respond(
 
 
 class EventStream(Response):
-    """Server-sent events. The status is sent with the first token, so early errors keep theirs."""
+    """Server-sent events, with a ping whenever nothing was sent for the keep-alive interval.
+
+    The status is sent with the first token or the first ping, so earlier errors keep theirs.
+    """
 
     def __init__(
         self,
+        gateway: Gateway,
         generation: Generation,
         events: StreamFormat,
-        admission: Admission,
         within: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
         """The generation runs in the context of `within`, which may raise an error of its own."""
         super().__init__()
         self._generation = generation
         self._events = events
-        self._admission = admission
+        self._admission = gateway.admission
+        self._interval_s = gateway.settings.sse_keep_alive_interval  # 0: no pings
         self._within = within or contextlib.nullcontext()
+        self._begun = False  # the status is sent
         self._opened: set[int] = set()
+        self._sent_at = generation.origin.arrived  # when something was, on the same clock
         self._one_event = asyncio.Lock()  # at a time
         self._send: Send
         self._ending: Ending
@@ -113,7 +126,7 @@ class EventStream(Response):
 
     async def _run(self, receive: Receive) -> None:
         generation = self._generation
-        run = run_sequences(generation.sequences, self._emit, generation.max_open)
+        run = self._kept_alive(run_sequences(generation.sequences, self._emit, generation.max_open))
         try:
             async with accounted(generation):
                 with self._within:
@@ -123,7 +136,7 @@ class EventStream(Response):
                 self._ending.fail(error)
             if isinstance(error, Cancelled) and not isinstance(error, Interrupted):
                 return  # the client is gone
-            if not self._opened:
+            if not self._begun:
                 raise
             if not isinstance(error, SurestepError):
                 logger.exception("a stream failed")
@@ -131,23 +144,50 @@ class EventStream(Response):
             return
         await self._finish(await self._events.end())
 
+    async def _kept_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        if not self._interval_s:
+            await work
+            return
+        async with asyncio.TaskGroup() as group:
+            pings = group.create_task(self._ping())
+            await work
+            pings.cancel()
+
+    async def _ping(self) -> None:
+        """Send a ping whenever the stream has been silent for the interval, until cancelled."""
+        while True:
+            await asyncio.sleep(self._sent_at + self._interval_s - time.perf_counter())
+            async with self._one_event:
+                if time.perf_counter() >= self._sent_at + self._interval_s:
+                    await self._begin()
+                    await self._write(self._events.ping)
+
     async def _emit(self, sequence: OutputSequence, delta: Delta) -> None:
         async with self._one_event:
             if sequence.index not in self._opened:
                 await self._open(sequence)
             data = self._events.delta(sequence, delta)
             if data:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._write(data)
 
     async def _open(self, sequence: OutputSequence) -> None:
-        """Send the status with the first token of all, and the sequence's opening events."""
+        """Send the sequence's opening events, behind the status."""
         pieces = await self._events.opening(sequence)
-        if not self._opened:
-            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-            await self._send(start)
-            self._ending.streamed = True
+        await self._begin()
         self._opened.add(sequence.index)
         await send_pieces(self._send, pieces, more_body=True)
+        self._sent_at = time.perf_counter()
+
+    async def _begin(self) -> None:
+        """Send the status unless it is sent."""
+        if self._begun:
+            return
+        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        self._begun = self._ending.streamed = True
+
+    async def _write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = time.perf_counter()
 
     async def _finish(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -23,6 +23,8 @@ _UNREADABLE = "INVALID_JSON"  # key of a call's arguments that are no JSON objec
 class MessageAnswer:
     """One message while it is written, and once it is whole."""
 
+    ping = named_event({"type": "ping"})
+
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._blocks = Blocks()

@@ -21,7 +21,7 @@ from surestep_gateway.translate.frames import framed
 from surestep_gateway.translate.response_items import item_id
 from surestep_gateway.translate.response_request import PreparedResponse
 
-from .event_stream import Pieces, named_event
+from .event_stream import COMMENT, Pieces, named_event
 from .generation import Generation
 
 Json = dict[str, Any]
@@ -51,6 +51,8 @@ _DEFAULTS: Json = {
 class ResponseAnswer:
     """One response while it is written, and once it is whole."""
 
+    ping = COMMENT
+
     def __init__(
         self, gateway: Gateway, generation: Generation, prepared: PreparedResponse
     ) -> None:
@@ -69,7 +71,7 @@ class ResponseAnswer:
         self._asked = _DEFAULTS | shaping | asked
 
     async def opening(self, sequence: OutputSequence) -> Pieces:
-        return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
+        return self._created()
 
     def delta(self, sequence: OutputSequence, delta: Delta) -> bytes:
         """Take in one delta and return its events."""
@@ -83,14 +85,15 @@ class ResponseAnswer:
         return await self._end(f"response.{self._status}")
 
     async def failure(self, error: Exception) -> bytes:
-        """Note a failure and return the event that ends the stream; cancelled is incomplete."""
+        """Note a failure and return the events that end the stream; cancelled is incomplete."""
+        opening = b"" if self._num_events else b"".join(self._created())  # clients wait for it
         if isinstance(error, Interrupted):
-            return await self._end("response.incomplete")
+            return opening + await self._end("response.incomplete")
         self._status = "failed"
         shown = error_body(error)["error"]
         code = shown["code"] if shown["code"] == "rate_limit_exceeded" else "server_error"
         self._error = {"code": code, "message": shown["message"]}
-        return await self._end("response.failed")
+        return opening + await self._end("response.failed")
 
     def stop(self) -> None:
         """Note that the response was cancelled."""
@@ -159,6 +162,9 @@ class ResponseAnswer:
                     yield part | logprobs | {"type": f"{name}.done", "text": block.text}
                     yield part | {"type": "response.content_part.done", "part": _part(block)}
                 yield self._of_item("response.output_item.done", block)
+
+    def _created(self) -> Pieces:
+        return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
 
     def _lifecycle(self, kind: str) -> bytes:
         return self._event({"type": kind, "response": self.shown()})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import gzip
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -15,6 +18,7 @@ from surestep_common.errors import ModelFault, QueueFull
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
+JSON_HEADERS = {"content-type": "application/json"}
 USER: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -167,3 +171,95 @@ async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) 
     await asyncio.to_thread(fuzz)
     assert answered[200] > 10, answered
     assert answered[400] > 10, answered
+
+
+COMPRESSED = gzip.compress(b'{"prompt": "x"}')
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "gzip, identity", "\xff" * 4096, ""])
+async def test_compressed_bodies_are_refused_by_name(stack: Stack, coding: str) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-encoding", coding.encode("latin-1")),
+    ]
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize"):
+        response = await stack.client.post(path, content=COMPRESSED, headers=headers)
+        error = response.json()["error"]
+        assert response.status_code == 415
+        assert error["message"].startswith("the Content-Encoding of a body must not be")
+        assert coding.lower()[:32] in error["message"]
+        assert len(error["message"]) < 256
+
+
+async def test_a_body_that_says_it_is_not_compressed_is_taken(stack: Stack) -> None:
+    headers = JSON_HEADERS | {"content-encoding": "Identity"}
+    response = await stack.client.post("/tokenize", content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == 200
+
+
+async def test_a_byte_order_mark_before_json_is_dropped(stack: Stack) -> None:
+    async def answer(body: bytes) -> httpx.Response:
+        return await stack.client.post("/tokenize", content=body, headers=JSON_HEADERS)
+
+    body = b'{"prompt": "one two"}'
+    plain, marked = await answer(body), await answer(codecs.BOM_UTF8 + body)
+    large = await answer(codecs.BOM_UTF8 + body + b" " * (128 << 10))  # for the text processes
+    assert plain.status_code == 200
+    assert plain.json() == marked.json() == large.json()
+    for wrong in (codecs.BOM_UTF8 * 2 + body, b" " + codecs.BOM_UTF8 + body, codecs.BOM_UTF8):
+        response = await answer(wrong)
+        assert response.status_code == 400
+        assert "JSON" in response.json()["error"]["message"]
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "/v1/completions": {
+        "prompt": "x",
+        "max_tokens": 4,
+        "min_tokens": 1,
+        "n": 2,
+        "seed": 7,
+        "top_k": 40,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "truncate_prompt_tokens": 3,
+        "priority": -1,
+        "stop_token_ids": [5],
+        "allowed_token_ids": [6, 7],
+        "speculative": {"num_tokens": 2},
+    },
+    "/v1/chat/completions": {
+        "messages": USER,
+        "max_completion_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "seed": 7,
+    },
+    "/v1/messages": {"messages": USER, "max_tokens": 4, "top_k": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 16, "seed": 7, "max_tool_calls": 0},
+    "/detokenize": {"tokens": [5, 6]},
+}
+
+
+def floats(value: Any) -> Any:
+    """Every integer as a float."""
+    if isinstance(value, dict):
+        return {name: floats(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [floats(one) for one in value]
+    return float(value) if type(value) is int else value
+
+
+@pytest.mark.parametrize("path", WHOLE)
+async def test_whole_floats_are_integers(stack: Stack, path: str) -> None:
+    async def asked(body: dict[str, Any]) -> list[Any]:
+        before = len(stack.scheduler.requests)
+        response = await stack.client.post(path, json={"model": "tiny", **body})
+        assert response.status_code == 200, response.text
+        sampling = [request.sampling for request in stack.scheduler.requests[before:]]
+        for one in sampling:
+            if "seed" not in body:
+                one.ClearField("seed")  # which is drawn
+        return sampling
+
+    assert await asked(floats(WHOLE[path])) == await asked(WHOLE[path])
