@@ -144,8 +144,8 @@ def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> N
 def test_a_worker_that_stands_still_for_longer_than_clients_wait(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    words = (*DRAFTS, "--quick", "--faults", "stopped", "--inter-token-timeout-s", "1")
-    words += "--step-deadline-floor-s", "30"  # of which a rank at rest has a sixth
+    words = [*DRAFTS, "--quick", "--faults", "stopped", "--inter-token-timeout-s", "1"]
+    words += ["--step-deadline-floor-s", "30"]  # of which a rank at rest has a sixth
     status, out, err = verify(tiny_model, tmp_path, *words, variables=PACE)
     assert status == 1, err
     assert "were lost" in out

@@ -259,17 +259,20 @@ class Verification:
                 full.set()
 
         async with asyncio.TaskGroup() as tasks:
-            crowd_task = tasks.create_task(
-                self._at_once(asked, Sampling.SAMPLED, speculation=mode, heard=heard)
-            )
+            asking = self._at_once(asked, Sampling.SAMPLED, speculation=mode, heard=heard)
+            crowd_task = tasks.create_task(asking)
             crowd_task.add_done_callback(lambda _: full.set())
             await full.wait()
-            others = tasks.create_task(self._newcomers(mode))
-        lap = await self._meter.lap()
+            others, windows = [await self._newcomers(mode)], 0
+            # Slots may have been free just then.
+            while not (lap := await self._meter.lap()).preemptions and not crowd_task.done():
+                windows += lap.drafts.windows
+                others.append(await self._newcomers(mode))
+        windows += lap.drafts.windows + (await self._meter.lap()).drafts.windows
         self._gate = gate
         case = Case(Sampling.SAMPLED, CROWD, mode)
-        self._judge(case, asked, [crowd_task.result()], lap.drafts.windows)
-        self._judge(Case(Sampling.SAMPLED, NEWCOMERS, mode), self._main, [others.result()])
+        self._judge(case, asked, [crowd_task.result()], windows)
+        self._judge(Case(Sampling.SAMPLED, NEWCOMERS, mode), self._main, others)
         if not self._known.is_surestep:
             self._skipped[NEWCOMERS] = "a server of another kind does not count them as ours does"
         elif self._plan.has_keys:
@@ -277,12 +280,9 @@ class Verification:
 
     async def _newcomers(self, mode: bool) -> list[Answer]:
         """Ask the main prompts as another client, past the gate."""
+        sampled, user = Sampling.SAMPLED, {"user": "newcomer"}
         made = (
-            ask(
-                self._session,
-                prompt,
-                {**self._options(prompt, i, Sampling.SAMPLED, mode), "user": "newcomer"},
-            )
+            ask(self._session, prompt, {**self._options(prompt, i, sampled, mode), **user})
             for i, prompt in enumerate(self._main.prompts)
         )
         return await asyncio.gather(*made)

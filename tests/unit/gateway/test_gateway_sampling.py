@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support.fakes.scheduler import default_info
-from surestep_common.errors import ContextOverflow, InvalidRequest
+from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_common.seeds import sibling_seed
 from surestep_gateway.request.bad_words import bad_words
@@ -94,8 +94,7 @@ def test_bad_words_are_spelled_with_and_without_a_space(tokenizer: Tokenizer) ->
     got = [list(word.token_ids) for word in params(chat(bad_words=["dog"]), tokenizer).bad_words]
     bare = tokenizer.encode_now("dog", add_special_tokens=False)
     spaced = tokenizer.encode_now(" dog", add_special_tokens=False)
-    assert got[0] == bare
-    assert (spaced in got) == (len(spaced) == len(bare) and spaced[0] != bare[0])
+    assert got == [bare, spaced]
 
 
 def test_an_echo_with_logprobs_wants_those_of_the_prompt(tokenizer: Tokenizer) -> None:
@@ -115,8 +114,7 @@ def test_default_length() -> None:
 def test_the_context_bounds_what_is_asked_for(make: Callable[..., GenerationBody]) -> None:
     assert max_tokens(make(max_tokens=246), 10, INFO) == 246
     assert max_tokens(make(max_tokens=256), 10, INFO) == 246
-    with pytest.raises(ContextOverflow, match="10 tokens of the prompt and max_tokens=257"):
-        max_tokens(make(max_tokens=257), 10, INFO)
+    assert max_tokens(make(max_tokens=9999), 10, INFO) == 246
     with pytest.raises(InvalidRequest, match="min_tokens=250 exceeds max_tokens=246"):
         max_tokens(make(max_tokens=256, min_tokens=250), 10, INFO)
 

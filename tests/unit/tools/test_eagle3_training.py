@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def _right_in_worker(
 ) -> float:
     """Share of first drafts that are what the model says next."""
     for file in pair.glob("*.*"):
-        (folder / file.name).symlink_to(file)
+        shutil.copy(file, folder)
     save_head(
         folder / HEAD,
         head,
