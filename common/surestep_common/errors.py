@@ -141,7 +141,7 @@ class InternalError(SurestepError):
 
 
 class ErrorKind(NamedTuple):
-    """How one error class looks on each interface."""
+    """The looks of one error class on each interface."""
 
     error: type[SurestepError]
     code: StatusCode

@@ -56,7 +56,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _lies_in_its_folder(path: Path) -> bool:
-    """The hub's cache has links to its blobs."""
+    """Return whether a file is no link out of its folder, but to a blob of the hub's cache."""
     real = path.resolve()
     is_blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
     return is_blob or real.is_relative_to(path.parent.resolve())

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 
 from . import config
+from .process import CREDENTIALS
 
 READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
 _MAX_BYTES = 4096
-_UCRED = struct.Struct("3i")  # of the sender: process, user, group
 _MAX_READS = 100  # at a look
 
 
@@ -55,9 +54,9 @@ class Listener:
 
     def _sender(self) -> int:
         """Take the next datagram, and return the user who sent it, as the kernel says."""
-        _, about, _, _ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_UCRED.size))
+        _, about, _, _ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         (_, _, credentials), *_ = about
-        _, user, _ = _UCRED.unpack(credentials)
+        _, user, _ = CREDENTIALS.unpack(credentials)
         return int(user)
 
     def close(self) -> None:

@@ -9,11 +9,13 @@ import gc
 import os
 import resource
 import signal
+import struct
 import sys
 from pathlib import Path
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
 STOPPED, TRACED, ENDING, DEAD = "T", "t", "Z", "X"  # states of a process
+CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end of a socket
 _FLAGS, _PF_EXITING = 6, 4  # behind the name in /proc/PID/stat
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be

@@ -9,7 +9,9 @@ signal N. SIGTERM and SIGINT are passed on. What watches the watchdog gives it a
 of life: see notify.py.
 
 With `--standby` as the first argument there is a second process, which has imported everything and
-takes over when the first one ends after it has served: see standby.py.
+takes over when the first one ends after it has served. The watchdog starts it with `--standby`
+behind the arguments of the service, and with a pipe as its standard input. A line is its turn; the
+end of the pipe means that the watchdog is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -30,10 +33,10 @@ from .process import (
     end_on_sigterm,
     state_of,
 )
-from .standby import STANDBY, tell_turn
 
 logger = logging.getLogger(__name__)
 
+STANDBY = "--standby"
 _PROBE_TIMEOUT_S = 0.8
 _PROBE_INTERVAL_S = 0.5  # each costs the service and this process a millisecond
 _MISSES = 3  # probes in a row; counted, not timed: the watchdog may have been stopped itself
@@ -72,7 +75,8 @@ class Watchdog:
                 *(self._process.pid, code, standby.pid),
             )
             self._process = standby
-            tell_turn(standby.stdin)
+            assert standby.stdin is not None
+            standby.stdin.write(b"\n")  # one that has just died shows it by its exit
 
     def _pass_on(self, number: int) -> None:
         self._stopping.set()
@@ -99,6 +103,15 @@ class Watchdog:
             await asyncio.sleep(_STANDBY_DELAY_S)
             self._standby = await _spawn((*self._command, STANDBY), stdin=asyncio.subprocess.PIPE)
             await self._standby.wait()  # the service may go on all the same
+
+
+def wait_for_turn(arguments: list[str]) -> None:
+    """Wait, in a process whose arguments say that it is a standby; remove the one that says so."""
+    if STANDBY not in arguments:
+        return
+    arguments.remove(STANDBY)
+    if not os.read(sys.stdin.fileno(), 1):
+        sys.exit("the watchdog of this standby is gone")
 
 
 async def _spawn(command: Sequence[str], stdin: int | None = None) -> Process:

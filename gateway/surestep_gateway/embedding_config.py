@@ -65,7 +65,7 @@ def check_keys(known: type[BaseModel], given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
-    """How hidden states become embeddings."""
+    """The way from hidden states to embeddings."""
 
     pooling: Pooling
     normalize: bool

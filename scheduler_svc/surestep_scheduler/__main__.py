@@ -9,7 +9,7 @@ import uvloop
 from surestep_common import access, log
 from surestep_common.errors import SurestepError
 from surestep_common.process import collect_seldom, dump_stacks_on_signal, raise_file_limit
-from surestep_common.standby import wait_for_turn
+from surestep_common.watchdog import wait_for_turn
 
 from .config import SchedulerSettings
 from .server import serve

@@ -24,7 +24,7 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import python_module, raise_file_limit
-from surestep_common.standby import STANDBY
+from surestep_common.watchdog import STANDBY
 from surestep_worker.config import gpu_is_here, torch_has_cuda
 from surestep_worker.process.child import START_RANK
 

@@ -33,7 +33,7 @@ _END_BEFORE_FIRST = 120  # of a process that has never given one
 
 
 class Probe(Protocol):
-    """One way to see that a service lives."""
+    """A way to see that a service lives."""
 
     async def seen(self) -> bool:
         """Return whether the service has responded within _LOOK_S."""

@@ -66,7 +66,7 @@ class Findings(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to run. `speculation`: whether there is any to compare with none."""
+    """A list of what to run. `speculation`: whether there is any to compare with none."""
 
     temperature: float
     speculation: bool

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from surestep_gateway.parsers.schema import resolved
 
-from .language import ANYTHING, TAG, IsToken, Json, inline, marker, quoted, up_to
+from .language import ANYTHING, TAG, IsToken, Json, inline, markers, quoted, up_to
 from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
@@ -82,10 +82,10 @@ FORMATS = {
 
 def written(text: str, is_token: IsToken, **put_in: str) -> str:
     """Return a text as a Lark expression: tags that are tokens are no text."""
-    parts = [
+    parts = (
         part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
-    ]
-    return " ".join(marker(part, is_token) for part in parts if part) or '""'
+    )
+    return markers(parts, is_token)
 
 
 def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:

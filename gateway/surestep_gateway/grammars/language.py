@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ _SHOWN_CHARS = 500  # of a fault
 
 
 class Language(NamedTuple):
-    """What an output must belong to. `field` is the request's that asks for it."""
+    """A language that an output must belong to. `field` is the request's that asks for it."""
 
     field: str
     lark: str = ""  # a grammar with a rule `start`
@@ -81,7 +81,12 @@ def marker(text: str, is_token: IsToken) -> str:
 
 def marked(text: str, is_token: IsToken) -> str:
     """Return a text as a Lark expression in which tags that are tokens are no text."""
-    return " ".join(marker(part, is_token) for part in TAG.split(text) if part) or '""'
+    return markers(TAG.split(text), is_token)
+
+
+def markers(parts: Iterable[str], is_token: IsToken) -> str:
+    """Return parts of a text, of which some may be markers, as one Lark expression."""
+    return " ".join(marker(part, is_token) for part in parts if part) or '""'
 
 
 def quoted(text: str) -> str:

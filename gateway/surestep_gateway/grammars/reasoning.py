@@ -15,7 +15,7 @@ _BODY = Rules("@body")
 
 
 class Wanted(NamedTuple):
-    """What a request asks of an output; at least one of both."""
+    """The wishes of a request for its output; at least one of both."""
 
     content: Language | None = None
     tools: Tools | None = None
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How the model writes, and where in its output it is: `parser` has read what there is."""
+    """The way the model writes, and where in its output it is: `parser` has read what there is."""
 
     reasoning: str | None  # names of the parsers
     tools: str | None

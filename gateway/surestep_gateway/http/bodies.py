@@ -58,7 +58,7 @@ class Bodies:
 
 
 class BodyReader:
-    """One body. Its bytes count among those in memory from `read` until `release`."""
+    """A body. Its bytes count among those in memory from `read` until `release`."""
 
     def __init__(self, bodies: Bodies, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
         """Raise RequestTooLarge when the headers announce too large a body."""

@@ -11,7 +11,7 @@ from surestep_common.invariants import IntArray
 from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.recovery.deadline import SHARES, Recent, StepClass, StepKind, StepTimer
+from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
 from surestep_scheduler.speculation.learnt_costs import Expected
 
 from .recent_steps import RecentSteps
@@ -68,9 +68,7 @@ class StepMonitor:
         """Start the clock of a plan that leaves."""
         step_class = classify(plan)
         known = Expected() if plan.rows.num_tokens.any() else expected
-        budgets_s = {
-            doing: self.timer.budget_s(step_class, share) for doing, share in SHARES.items()
-        }
+        budgets_s = self.timer.budgets_s(step_class)
         sent = Sent(step_class, now, budgets_s, known, self._busy, plan.rows.mode)
         self._busy = True
         self._sent.append(sent)

@@ -70,21 +70,24 @@ class StepTimer:
         self._misses = 0  # since the last result
         self.recent_s = Recent()
 
-    def budget_s(self, step: StepClass, share: float = 1.0) -> float:
-        """Return the time for a step: a multiple of what is expected, or this share of the floor;
-        warm-up's for a new kind.
+    def budgets_s(self, step: StepClass) -> Mapping[pb.Activity, float]:
+        """Return the time for a step, by what its workers are doing when it is late: a multiple of
+        what is expected, or their share of the floor; warm-up's for a new kind.
 
         Where nothing comes back in time again and again, the machine may have become slow: the
         budget doubles from the second miss on, until there is a result.
         """
         expected_s = self._expected_s(step)
         if expected_s is None:
-            return max(self._warmup_s, self._floor_s)
+            return dict.fromkeys(SHARES, max(self._warmup_s, self._floor_s))
         extension = 2.0 ** min(max(self._misses - 1, 0), _MOST_DOUBLINGS)
-        budget_s = min(
-            max(_MARGIN * expected_s, share * self._floor_s) * extension, self._ceiling_s
-        )
-        return max(budget_s, _LEAST_MARGIN * expected_s)
+        usual_s, least_s = _MARGIN * expected_s, _LEAST_MARGIN * expected_s
+        return {
+            doing: max(
+                min(max(usual_s, share * self._floor_s) * extension, self._ceiling_s), least_s
+            )
+            for doing, share in SHARES.items()
+        }
 
     @property
     def ceiling_s(self) -> float:

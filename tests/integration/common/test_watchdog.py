@@ -17,7 +17,7 @@ import pytest
 from support.fakes import hanging_service
 from support.processes.ports import free_address
 from surestep_common.notify import Listener
-from surestep_common.standby import STANDBY
+from surestep_common.watchdog import STANDBY
 
 
 @dataclass

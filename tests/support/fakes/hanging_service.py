@@ -12,7 +12,7 @@ import time
 
 from surestep_common import rpc
 from surestep_common.process import dump_stacks_on_signal
-from surestep_common.standby import wait_for_turn
+from surestep_common.watchdog import wait_for_turn
 
 
 def block_here() -> None:

@@ -78,10 +78,9 @@ class Wire:
                 end.transport.abort()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, port = addresses.split(self._target)
-        if self._target.startswith(addresses.UNIX):
-            return await asyncio.open_unix_connection(host)
-        return await asyncio.open_connection(host, port)
+        if (path := addresses.socket_path(self._target)) is not None:
+            return await asyncio.open_unix_connection(path)
+        return await asyncio.open_connection(*addresses.split(self._target))
 
 
 async def _pump(

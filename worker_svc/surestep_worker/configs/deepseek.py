@@ -173,7 +173,7 @@ class DeepseekConfig(SparseConfig):
 
 
 def _with_rotated_size(raw: Fields) -> Fields:
-    """The fields with the only size of a head that all parts of latent attention share."""
+    """Return the fields with the only size of a head that all parts of latent attention share."""
     others = raw.without("head_dim").without("num_key_value_heads")
     return others.or_else({"head_dim": _rope_dim(raw)})
 

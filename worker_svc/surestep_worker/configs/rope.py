@@ -118,12 +118,12 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
 
 
 def rope_kind(scaling: Fields) -> str:
-    """The name of the scaling."""
+    """Return the name of the scaling."""
     return scaling.or_else({"rope_type": scaling.text("type", "default")}).text("rope_type")
 
 
 def read_rotary_dim(raw: Fields, scaling: Fields, head_dim: int, usual: float) -> int:
-    """How many elements of a head are rotated; a part of `usual` where the file does not say."""
+    """Return the number of rotated elements of a head: a part of `usual` if the file is silent."""
     named = "partial_rotary_factor"
     factor = scaling.or_else({named: raw.number(named, 1.0, default=usual)}).number(named, 1.0)
     dim = int(head_dim * factor)

@@ -12,13 +12,12 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 from typing import NamedTuple
 
 from surestep_common import addresses
 from surestep_common.config import parent_pid
 from surestep_common.errors import InvalidRequest
-from surestep_common.process import DEAD, ENDING, outlive_parent, state_of
+from surestep_common.process import CREDENTIALS, DEAD, ENDING, outlive_parent, state_of
 
 from surestep_worker.checkpoint.held_weights import WeightFds
 
@@ -28,13 +27,12 @@ from .control import Message, MessageKind
 _SUFFIX = ".c"  # behind the path of the Worker service's socket
 _ORPHAN_S = 10  # without a supervisor, after which the kernel ends a rank
 _INTRODUCTION_S = 1.0  # for a rank to say who it is: half a second passes if its event loop is busy
-_PEER = struct.Struct("3i")  # pid, uid and gid, as SO_PEERCRED tells them
 
 
 class Orphan:
     """The rank's side, from when it is ready."""
 
-    def __init__(self, path: str, introduction: Message, launcher: int) -> None:
+    def __init__(self, path: str, introduction: Message) -> None:
         """Listen at `path`, and stay when the parent ends. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -43,12 +41,12 @@ class Orphan:
         self._listener.listen(1)
         self._listener.setblocking(False)
         self._introduction = introduction
-        self._launcher = launcher
+        self._launcher = parent_pid()
         outlive_parent()
 
     async def adopted(self) -> socket.socket | None:
         """Wait for the next supervisor and return the socket to it; None if there will be none."""
-        if state_of(self._launcher) in (DEAD, ENDING):
+        if self._launcher is None or state_of(self._launcher) in (DEAD, ENDING):
             return None
         signal.setitimer(signal.ITIMER_REAL, _ORPHAN_S)  # ends a process that hangs, too
         supervisor, _ = await asyncio.get_running_loop().sock_accept(self._listener)
@@ -73,9 +71,8 @@ def place(rank_address: str) -> str | None:
     """Return the path at which a rank can be adopted; None if it listens on a port, or no
     launcher would start its supervisor again.
     """
-    if parent_pid() is None or not rank_address.startswith(addresses.UNIX):
-        return None
-    return addresses.split(rank_address)[0] + _SUFFIX
+    path = addresses.socket_path(rank_address)
+    return None if path is None or parent_pid() is None else path + _SUFFIX
 
 
 def adopt(path: str) -> Adopted | None:
@@ -89,7 +86,8 @@ def adopt(path: str) -> Adopted | None:
     except OSError:
         end.close()
         return None
-    pid, _, _ = _PEER.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, _, _ = CREDENTIALS.unpack(told)
     try:
         message = control.receive(end)
         if message is None or message.kind is not MessageKind.READY or not message.fds:

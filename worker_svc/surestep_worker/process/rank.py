@@ -16,7 +16,6 @@ from typing import Protocol
 
 import uvloop
 from surestep_common import access, log, rpc
-from surestep_common.config import parent_pid
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.process import (
     die_with_parent,
@@ -179,11 +178,9 @@ class Rank:
 
     def _adoptable(self, ready: Message) -> Orphan | None:
         """Listen for the next supervisor, where there may be one."""
-        path, launcher = adoption.place(self._settings.rank_address), parent_pid()
-        if path is None or launcher is None:
-            return None
+        path = adoption.place(self._settings.rank_address)
         try:
-            return Orphan(path, ready._replace(fds=self._held), launcher)
+            return None if path is None else Orphan(path, ready._replace(fds=self._held))
         except OSError as error:
             logger.warning("this rank ends with its supervisor: %s", error)
             return None
