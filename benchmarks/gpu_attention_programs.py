@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from itertools import product
 from pathlib import Path
@@ -54,7 +55,7 @@ def after(rows: int, context: int, s: Sizes) -> Programs:
     splits, whole = apart * used, rows - apart
     most = -(-splits // grid.shares) + -(-whole // grid.shares) * used
     busy = min(grid.shares, max(splits, whole)) * s.kv_heads
-    return Programs(2, attend, merge, busy, most)
+    return Programs(2, math.prod(attend), math.prod(merge), busy, most)
 
 
 def table() -> list[dict[str, Any]]:

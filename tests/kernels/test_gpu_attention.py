@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,8 +221,8 @@ def test_programs_follow_the_batch_and_not_the_longest_context(rows: int, tokens
     def grid(positions: int, window: int = 0) -> attention_grid.Grid:
         sizes = attention_grid.Batch(rows * tokens, rows, tokens, positions, 32, 8, 64, window)
         attending, merging = (of := attention_grid.grid_of(sizes)).programs_of(sizes)
-        assert attending <= attention_grid.PROGRAMS + 8
-        assert merging == 32 * rows * tokens
+        assert math.prod(attending) <= attention_grid.PROGRAMS + 8
+        assert math.prod(merging) == 32 * rows * tokens
         assert 4 * of.lines * 32 * 66 <= attention_grid.MAX_SCRATCH
         return of
 

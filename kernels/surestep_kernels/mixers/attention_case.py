@@ -35,7 +35,7 @@ class AttentionCase:
     def on(cls, device: str) -> AttentionCase:
         """Return the default case on "cpu", "cuda" or "cuda:0"."""
         capability = 0
-        if device != "cpu" and torch.cuda.is_available():
+        if device.startswith("cuda") and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability(device)
             capability = 10 * major + minor
         return cls(device=device, capability=capability)

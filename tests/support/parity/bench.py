@@ -163,6 +163,7 @@ def build_runner(
     blocks = neighbours.num_blocks or blocks
     settings = WorkerSettings(
         model=folder,
+        device="cpu",
         max_num_seqs=neighbours.num_slots,
         max_model_len=neighbours.max_model_len,
         block_size=BLOCK_SIZE,

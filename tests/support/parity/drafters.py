@@ -12,14 +12,16 @@ They know what is right from TRUTH, which the test fills with what the engine sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
-from zlib import crc32
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from surestep_kernels.kernel_set import REFERENCE
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 _ABSENT = cast(Any, None)
 NO_CONTEXT = DraftContext(  # for drafters that look at tokens only
@@ -27,106 +29,117 @@ NO_CONTEXT = DraftContext(  # for drafters that look at tokens only
 )
 
 
-CHARACTERS = ("oracle", "garbage", *(f"flip-{j}" for j in range(5)), "eos-mid", "none", "ragged")
-
-
 class Truth:
     """The full token ids of every request of a test. None may begin with the prompt of another."""
 
     def __init__(self) -> None:
-        self.vocab_size = 2
-        self.stop_id = 0
-        self._after: dict[tuple[int, ...], list[int]] = {}
+        self.learn([], vocab_size=2, stop_id=0)
 
     def learn(self, requests: Iterable[list[int]], *, vocab_size: int, stop_id: int) -> None:
         """Replace everything known by `requests`, each prompt and output as one list."""
         self.vocab_size, self.stop_id = vocab_size, stop_id
-        self._after = {
-            tuple(ids[:length]): ids[length:] for ids in requests for length in range(1, len(ids))
-        }
+        known = [torch.tensor(ids) for ids in requests] or [torch.zeros(0, dtype=torch.int64)]
+        self._ids = pad_sequence(known, batch_first=True)
+        self._lengths = torch.tensor([len(ids) for ids in known])
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def continuation(self, known: list[int]) -> list[int]:
-        """What follows `known`; nothing if no request begins like that."""
-        return self._after.get(tuple(known), [])
+    def continuation(self, known: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """What follows the first `lengths` of the tokens `known` [R, N]: ids [R, most], and how many.
+
+        Nothing if no request begins like that. It all stays on the device, so that it is captured.
+        """
+        device = known.device
+        if device not in self._on:  # before anything is captured, by the warm-up
+            self._on[device] = self._ids.to(device), self._lengths.to(device)
+        ids, ends = self._on[device]
+        width = min(known.shape[1], ids.shape[1])
+        behind = torch.arange(width, device=device) >= lengths[:, None]
+        same = (known[:, None, :width] == ids[None, :, :width]) | behind[:, None]
+        begins = same.all(dim=2) & (lengths[:, None] <= ends) & (lengths[:, None] > 0)
+        which = begins.int().argmax(dim=1)
+        at = lengths[:, None] + torch.arange(most, device=device)
+        found = ids[which[:, None], at.clamp(0, max(ids.shape[1] - 1, 0))]
+        left = (ends[which] - lengths).clamp(0, most)
+        return found, torch.where(begins.any(dim=1), left, 0)
 
 
 TRUTH = Truth()
 
 
-class _PerRow:
-    """A drafter that looks at one row at a time."""
+class Right(NamedTuple):
+    """What is right after rows [R], and what a character draws its whims from."""
 
-    def __init__(self, config: SpeculativeConfig, context: DraftContext) -> None:
-        self.num_drafts = config.num_speculative_tokens
+    ids: Tensor  # i64[R, K]
+    counts: Tensor  # i64[R] of them, at most `caps`
+    caps: Tensor  # i64[R]
+    seed: Tensor  # i64[R] another one in every step
 
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        """Drafts after `known`; the caller cuts them to `cap`."""
-        raise NotImplementedError
+    @property
+    def place(self) -> Tensor:
+        return torch.arange(self.ids.shape[1], device=self.ids.device)
 
-    def propose(
-        self,
-        tokens: torch.Tensor,
-        slots: torch.Tensor,
-        lengths: torch.Tensor,
-        max_drafts: torch.Tensor,
-    ) -> Drafts:
+    def drawn(self, below: Tensor | int, place: Tensor | int = 0) -> Tensor:
+        mixed = (self.seed if isinstance(place, int) else self.seed[:, None]) * 48271 + place * 7919
+        return (mixed ^ (mixed >> 5)) % below
+
+
+def _oracle(right: Right) -> Drafts:
+    return Drafts(right.ids, right.counts)
+
+
+def _garbage(right: Right) -> Drafts:
+    return Drafts(right.drawn(TRUTH.vocab_size, right.place), right.caps)
+
+
+def _flip(right: Right, at: int) -> Drafts:
+    return Drafts((right.ids + (right.place == at)) % TRUTH.vocab_size, right.counts)
+
+
+def _eos_mid(right: Right) -> Drafts:
+    is_middle = right.place == (right.counts // 2)[:, None]
+    return Drafts(right.ids.masked_fill(is_middle, TRUTH.stop_id), right.counts)
+
+
+def _none(right: Right) -> Drafts:
+    return Drafts(right.ids, torch.zeros_like(right.counts))
+
+
+def _ragged(right: Right) -> Drafts:
+    return Drafts(right.ids, torch.minimum(right.counts, right.drawn(right.caps + 1)))
+
+
+_CHANGES: dict[str, Callable[[Right], Drafts]] = {
+    "oracle": _oracle,
+    "garbage": _garbage,
+    **{f"flip-{at}": partial(_flip, at=at) for at in range(5)},
+    "eos-mid": _eos_mid,
+    "none": _none,
+    "ragged": _ragged,
+}
+CHARACTERS = tuple(_CHANGES)
+
+
+class _Character:
+    """A drafter that changes what is right, on whatever device that is."""
+
+    def __init__(self, change: Callable[[Right], Drafts], most: int) -> None:
+        self._change, self._most = change, most
+
+    def propose(self, tokens: Tensor, slots: Tensor, lengths: Tensor, max_drafts: Tensor) -> Drafts:
         """See Drafter."""
-        ids = torch.zeros(len(slots), self.num_drafts, dtype=torch.int64)
-        counts = torch.zeros_like(slots)
-        for r, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            cap = min(self.num_drafts, int(max_drafts[r]))
-            found = self.draft(tokens[slot, :length].tolist(), cap)[:cap]
-            ids[r, : len(found)] = torch.tensor(found, dtype=torch.int64)
-            counts[r] = len(found)
-        return Drafts(ids, counts)
+        known, caps = tokens[slots].long(), max_drafts.clamp(max=self._most)
+        ids, counts = TRUTH.continuation(known, lengths, self._most)
+        newest = known.gather(1, (lengths - 1).clamp(0, known.shape[1] - 1)[:, None])[:, 0]
+        seed = lengths * 31 + newest
+        return self._change(Right(ids, torch.minimum(counts, caps), caps, seed))
 
 
-def _hash(*numbers: int) -> int:
-    return crc32(repr(numbers).encode())
+def _register(name: str) -> None:
+    def make(config: SpeculativeConfig, context: DraftContext) -> _Character:
+        return _Character(_CHANGES[name], config.num_speculative_tokens)
+
+    DRAFTERS.register(name)(make)
 
 
-@DRAFTERS.register("oracle")
-class Oracle(_PerRow):
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        return TRUTH.continuation(known)
-
-
-@DRAFTERS.register("garbage")
-class Garbage(_PerRow):
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        return [_hash(*known[-3:], len(known), i) % TRUTH.vocab_size for i in range(cap)]
-
-
-class Flip(_PerRow):
-    """The oracle, wrong at position `at`, right again behind it."""
-
-    def __init__(self, config: SpeculativeConfig, context: DraftContext, at: int) -> None:
-        super().__init__(config, context)
-        self._at = at
-
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        right = TRUTH.continuation(known)
-        return [(x + (i == self._at)) % TRUTH.vocab_size for i, x in enumerate(right)]
-
-
-for _at in range(5):
-    DRAFTERS.register(f"flip-{_at}")(lambda config, context, at=_at: Flip(config, context, at))
-
-
-@DRAFTERS.register("eos-mid")
-class EosMid(_PerRow):
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        right = TRUTH.continuation(known)[:cap]
-        return [TRUTH.stop_id if i == len(right) // 2 else x for i, x in enumerate(right)]
-
-
-@DRAFTERS.register("none")
-class Nothing(_PerRow):
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        return []
-
-
-@DRAFTERS.register("ragged")
-class Ragged(_PerRow):
-    def draft(self, known: list[int], cap: int) -> list[int]:
-        return TRUTH.continuation(known)[: _hash(len(known), *known[-2:]) % (cap + 1)]
+for _name in CHARACTERS:
+    _register(_name)

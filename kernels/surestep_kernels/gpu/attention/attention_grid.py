@@ -35,11 +35,11 @@ class Grid(NamedTuple):
     tiles: int  # per KV head: programs without a share, at most one per tile
     has_long: bool  # whether some rows may be longer, or lines too few
     lines: int  # of scratch: a token's sums over a split, of all heads
-    merges: int  # tokens at most
+    merges: int  # tokens whose splits are merged, at most
 
-    def programs_of(self, batch: Batch) -> tuple[int, int]:
-        """Return the numbers of programs that attend, and that merge."""
-        return (self.shares + self.tiles) * batch.kv_heads, self.merges * batch.heads
+    def programs_of(self, batch: Batch) -> tuple[tuple[int], tuple[int, int]]:
+        """Return the grids of the programs that attend, and of those that merge."""
+        return ((self.shares + self.tiles) * batch.kv_heads,), (self.merges, batch.heads)
 
 
 def grid_of(batch: Batch) -> Grid:

@@ -214,10 +214,10 @@ def paged_attention(
         return out
     shape, batch = _shape(q, cache, window, sinks is not None), _batch(q, cache, rows, window)
     grid, (_, heads, head_dim) = grid_of(batch), q.shape
-    (programs, merges), width = grid.programs_of(batch), rows.block_tables.shape[1]
+    (attending, merging), width = grid.programs_of(batch), rows.block_tables.shape[1]
     sums = torch.empty(grid.lines, heads, head_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(grid.lines, heads, 2, dtype=torch.float32, device=q.device)
-    _attend_kernel[(programs,)](
+    _attend_kernel[attending](
         *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:4]),
         *(scale * LOG2_E.value, len(rows.start), len(cache.k), width),
         *(grid.shares, grid.lines, q.stride(0)),
@@ -227,9 +227,9 @@ def paged_attention(
         num_stages=2 if q.dtype is torch.float32 else 3,
         enable_fp_fusion=False,
     )
-    _merge_kernel[(merges, heads)](
+    _merge_kernel[merging](
         *(out, sums, stats, cache.scales, sinks, rows.cu_rows, rows.start),
-        *(len(rows.start), width, grid.lines, merges // len(rows.start)),
+        *(len(rows.start), width, grid.lines, grid.merges // len(rows.start)),
         C=shape,
         UNROLL=_UNROLL,
         num_warps=max(1, shape.BLOCK_D // 64),  # two elements of a thread
