@@ -94,7 +94,7 @@ def whole_steps_for_all(patch: pytest.MonkeyPatch) -> None:
     """Penalties, biases and restricted draws are not looked for."""
     find = graphs_module.Graphs.find
     patch.setattr(
-        graphs_module.Graphs, "find", lambda self, size, *, plain: find(self, size, plain=True)
+        graphs_module.Graphs, "find", lambda self, size, *, whole: find(self, size, whole=True)
     )
 
 

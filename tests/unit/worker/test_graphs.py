@@ -68,16 +68,16 @@ def is_due(graphs: Graphs) -> bool:
 def test_what_steps_want_most_comes_first_then_the_largest(steps: Steps) -> None:
     graphs = steps.graphs
     for rows in (1, 3, 3):
-        assert graphs.find(size(rows), plain=True) is None
+        assert graphs.find(size(rows), whole=True) is None
     assert graphs.num_missed == 3
     assert is_due(graphs)
     graphs.capture_next()
-    assert graphs.find(size(3), plain=True) is not None
-    assert graphs.find(size(1), plain=True) is None
+    assert graphs.find(size(3), whole=True) is not None
+    assert graphs.find(size(1), whole=True) is None
     graphs.capture_missed()
     assert not is_due(graphs)
-    assert graphs.find(size(1), plain=True) is not None
-    assert graphs.find(size(8), plain=True) is None
+    assert graphs.find(size(1), whole=True) is not None
+    assert graphs.find(size(8), whole=True) is None
     graphs.capture_missed()
     for _ in range(100):
         graphs.capture_next()
@@ -86,14 +86,14 @@ def test_what_steps_want_most_comes_first_then_the_largest(steps: Steps) -> None
 
 def test_a_part_serves_where_the_whole_does_not(steps: Steps) -> None:
     graphs = steps.graphs
-    assert graphs.find(size(2), plain=False) is None
+    assert graphs.find(size(2), whole=False) is None
     graphs.capture_missed()
-    found = graphs.find(size(2), plain=True)  # and the whole is wanted from now on
+    found = graphs.find(size(2), whole=True)  # and the whole is wanted from now on
     assert found is not None
     assert is_due(graphs)
     graphs.capture_missed()
-    assert graphs.find(size(2), plain=True) is not found
-    assert graphs.find(size(2), plain=False) is found
+    assert graphs.find(size(2), whole=True) is not found
+    assert graphs.find(size(2), whole=False) is found
 
 
 def test_what_cannot_be_captured_is_launched_singly(
@@ -103,10 +103,10 @@ def test_what_cannot_be_captured_is_launched_singly(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Graphs, "_capture", refuse)
-    assert steps.graphs.find(size(2), plain=True) is None
+    assert steps.graphs.find(size(2), whole=True) is None
     steps.graphs.capture_missed()
     assert "are not captured" in caplog.text
-    assert steps.graphs.find(size(2), plain=True) is None
+    assert steps.graphs.find(size(2), whole=True) is None
     assert not is_due(steps.graphs)  # once is enough
 
 
@@ -179,7 +179,7 @@ def test_after_some_captures_that_break_no_more_are_tried(
         graphs.capture_next()
     assert len(steps.ran) == 3
     assert "no more steps are captured, after 3 failures" in caplog.text
-    assert graphs.find(size(1), plain=True) is None
+    assert graphs.find(size(1), whole=True) is None
     assert not is_due(graphs)
 
 
@@ -201,15 +201,15 @@ def test_capturing_takes_a_share_of_the_time(steps: Steps, monkeypatch: pytest.M
 
     monkeypatch.setattr(Graphs, "_capture", slow)
     for rows in (1, 2):
-        steps.graphs.find(size(rows), plain=True)
+        steps.graphs.find(size(rows), whole=True)
     assert is_due(steps.graphs)
     steps.graphs.capture_next()
     assert not is_due(steps.graphs)  # although one is wanted
 
 
 def test_nothing_is_found_for_what_no_bucket_holds(steps: Steps) -> None:
-    assert steps.graphs.find(None, plain=True) is None
-    assert steps.graphs.find(size(9), plain=True) is None
+    assert steps.graphs.find(None, whole=True) is None
+    assert steps.graphs.find(size(9), whole=True) is None
     assert not is_due(steps.graphs)
     assert steps.graphs.num_missed == 2
     steps.graphs.drop(steps.graphs.kinds()[0])

@@ -37,7 +37,7 @@ class GraphKind(NamedTuple):
     """What is captured: a whole step of a bucket, or the part of it that precedes the logits."""
 
     bucket: Bucket
-    whole: bool  # serves steps that only choose tokens, greedily or not, from all of them
+    whole: bool  # serves steps that only choose tokens, from the logits as they are
 
 
 class Queued(NamedTuple):
@@ -101,12 +101,12 @@ class Graphs:
         """
         return self._shared_bytes + self._own_bytes * len(self.kinds())
 
-    def find(self, size: StepSize | None, *, plain: bool) -> CapturedStep | None:
+    def find(self, size: StepSize | None, *, whole: bool) -> CapturedStep | None:
         """Return what to replay for a step, None if it has to be launched kernel by kernel."""
         bucket = find_bucket(size, self._ordered) if size is not None else None
         captured = None
         if bucket is not None:
-            kind = GraphKind(bucket, whole=plain)
+            kind = GraphKind(bucket, whole)
             if kind not in self._captured and kind not in self._failed:
                 self._missed[kind] += 1
             captured = self._captured.get(kind) or self._captured.get(
@@ -120,8 +120,6 @@ class Graphs:
         for bucket, layout in self._layouts.items():
             layout.clear()
             self._run(layout.columns, GraphKind(bucket, whole=True))
-            if layout.columns.inputs.head is not None:  # parts draw drafts with more kernels
-                self._run(layout.columns, GraphKind(bucket, whole=False))
             progress()
         keep_pinned(len(self.input_buffer.words), self._device)
 
@@ -176,7 +174,7 @@ class Graphs:
         if self._missed:
             return self._missed.most_common(1)[0][0]
         done = self._captured.keys() | self._failed
-        # Parts of steps serve requests that truncate or shape what is drawn, if there are any.
+        # Parts of steps serve requests that shape the logits or score tokens, if there are any.
         parts = any(not kind.whole for kind in done)
         left = (kind for kind in self.kinds() if kind not in done and (kind.whole or parts))
         return next(left, None)

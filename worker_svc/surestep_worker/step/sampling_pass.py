@@ -1,7 +1,7 @@
 """The end of a step: logits, choice, commit, and what is reported to the host.
 
-Which kernels run depends on the sampling parameters. Steps that only choose tokens from the logits
-as they are all run the same ones, which the graph of a whole step holds.
+Which kernels run depends on the sampling parameters. The graph of a whole step holds those of steps
+that only choose tokens from the logits as they are, in any way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SamplingShape(NamedTuple):
     max_num_logprobs: int = 0  # most alternatives of any scored position
 
 
-PLAIN = SamplingShape(random=True, truncated=False)
+ANY_CHOICE = SamplingShape(random=True, truncated=True)
 
 
 class SamplingPass:

@@ -49,7 +49,7 @@ from .guidance import Guidance, Guided
 from .launched import LaunchedStep, PendingStep
 from .phases import Phases
 from .rank_context import RankContext
-from .sampling_pass import PLAIN, SamplingPass, SamplingShape
+from .sampling_pass import ANY_CHOICE, SamplingPass, SamplingShape
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,8 @@ class StepLauncher:
         )  # fmt: skip
         captured = None
         if self._graphs is not None:
-            plain = extras.plain and not shape.truncated and not self._guidance.concerns(rows)
-            captured = self._graphs.find(step_size(columns, geometry), plain=plain)
+            whole = extras.plain and not self._guidance.concerns(rows)
+            captured = self._graphs.find(step_size(columns, geometry), whole=whole)
         if captured is None:
             pass_shape = PassShape.of(geometry, sampling)
             launched = self._launch(LaunchInputs(columns, extras), pass_shape, drafted)
@@ -276,9 +276,9 @@ class StepLauncher:
     def _queue(self, columns: StepColumns, kind: GraphKind) -> Queued:
         """Queue what is captured of a kind of step, with as many drafts as its windows hold."""
         bucket, whole = kind
-        draft = DraftShape(bucket.window - 1, bucket.longest, random=True, truncated=not whole)
+        draft = DraftShape(bucket.window - 1, bucket.longest, random=True, truncated=True)
         outputs = self._pass(columns.inputs, PassShape(bucket.longest, draft))
-        packed = self._sample(columns, outputs, Extras(), PLAIN) if whole else None
+        packed = self._sample(columns, outputs, Extras(), ANY_CHOICE) if whole else None
         return Queued(outputs, packed)
 
     def _requested(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
