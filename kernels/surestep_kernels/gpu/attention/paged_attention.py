@@ -1,7 +1,5 @@
 """Paged attention in Triton: decode rows, windows of drafts and prompts in one ragged batch.
 
-It compiles for sm_90 and runs in Triton's interpreter; it has never run on a GPU.
-
 A program attends with a tile of BLOCK_M queries, the tokens of one row times the heads of one
 group, so that all of them share the loads. Positions are cut into splits at multiples of SPLIT and
 these into blocks of BLOCK_N: an online softmax (Milakov and Gimelshein, 2018) runs over the blocks
@@ -52,6 +50,7 @@ from .attention_work import (
 )
 
 _WIDE_TILE = 64  # queries: the fewest that fill the wide tensor core instruction of sm_90
+_EIGHT_WARPS_TILE = 128  # two such instructions: of fewer queries both warp groups do all the work
 _FP32_TILE = 16  # fp32 is multiplied without tensor cores
 _UNROLL = 16  # splits whose sums are read together
 
@@ -238,10 +237,16 @@ def paged_attention(
     return out
 
 
-def block_m(dtype: torch.dtype, group: int) -> int:
+def block_m(dtype: torch.dtype, group: int, head_dim: int) -> int:
     """Return the queries of a tile, the same for every batch, since bits follow from its shape."""
-    least = _FP32_TILE if dtype is torch.float32 else _WIDE_TILE
+    least = _FP32_TILE
+    if dtype is not torch.float32:
+        least = _EIGHT_WARPS_TILE if _block_d(head_dim) == 128 else _WIDE_TILE  # 256 would spill
     return max(least, 1 << (group - 1).bit_length())
+
+
+def _block_d(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
 
 
 def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Batch:
@@ -255,13 +260,13 @@ def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Ba
         kv_heads=kv_heads,
         head_dim=head_dim,
         window=window,
-        tile=block_m(q.dtype, q.shape[1] // kv_heads),
+        tile=block_m(q.dtype, q.shape[1] // kv_heads, head_dim),
     )
 
 
 def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
     _, kv_heads, block_size, head_dim = cache.k.shape
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = _block_d(head_dim)
     block_n = 64 if block_d * q.itemsize <= 256 else 32
     is_aligned = block_n % block_size == 0 or block_size % block_n == 0
     return Shape(
@@ -269,7 +274,7 @@ def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
         GROUP=q.shape[1] // kv_heads,
         D=head_dim,
         BLOCK_D=block_d,
-        BLOCK_M=block_m(q.dtype, q.shape[1] // kv_heads),
+        BLOCK_M=block_m(q.dtype, q.shape[1] // kv_heads, head_dim),
         BLOCK_N=block_n,
         BLOCK_SIZE=block_size,
         PAGES=triton.cdiv(block_n, block_size) + (not is_aligned),
