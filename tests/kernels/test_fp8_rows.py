@@ -18,6 +18,8 @@ from surestep_kernels.ops.quantized import QuantizedWeight
 from torch import Tensor
 
 DEPTH, GROUP = 200, 48  # the last group holds 8
+# Tensor cores of Hopper add products of FP8 in numbers of fewer bits; 1e-3 of the mean was seen.
+ACCUMULATED = {"cuda": 5e-4}
 
 
 def pack(weight: QuantizedWeight, gpu: str, bias: Tensor | None = None) -> PackedLinear:
@@ -118,8 +120,10 @@ def test_products_equal_the_reference(
         x = torch.randn(count, shape[1]).to(dtype)
         packed = pack(weight, gpu, bias)
         wanted = expected(x, reference.pack_quantized(weight, bias), torch.float32)
-        assert_close(product(x.to(gpu), packed, torch.float32).cpu(), wanted)
-        assert_close(product(x.to(gpu), packed).cpu(), wanted.to(dtype))
+        made = product(x.to(gpu), packed, torch.float32).cpu()
+        assert_close(made, wanted, ratio=ACCUMULATED.get(gpu))
+        ratio = ACCUMULATED.get(gpu) if dtype is torch.float32 else None
+        assert_close(product(x.to(gpu), packed).cpu(), wanted.to(dtype), ratio=ratio)
 
 
 def test_a_row_is_the_same_alone_and_in_company(gpu: str) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -122,9 +121,7 @@ def test_no_rows(gpu: str) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile_kernel(
-    out_ptr: Any, words_ptr: Any, zeros_ptr: Any, BLOCK_K: tl.constexpr, INT4: tl.constexpr
-) -> None:
+def _tile_kernel(out_ptr, words_ptr, zeros_ptr, BLOCK_K: tl.constexpr, INT4: tl.constexpr):  # type: ignore[no-untyped-def]
     """The one tile of a weight of one group."""
     FORMAT: tl.constexpr = weight_tile.INT4 if INT4 else weight_tile.FP8
     block, place = weight_tile.places(128, BLOCK_K, FORMAT)

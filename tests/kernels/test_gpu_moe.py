@@ -154,7 +154,8 @@ def test_experts_of_fp8_rows(gpu: str, reference: KernelSet, case: str) -> None:
     rounded = with_rounded_rows(reference.linear)
     moe_reference(wanted, x, weights, experts, expected, linear=rounded)
     ops.moe(out, x.to(gpu), weights.to(gpu), experts.to(gpu), packed, fp8_rows=True)
-    assert_close(out.cpu(), wanted)
+    # On a GPU the gates are summed otherwise, so that some are rounded to the next FP8 number.
+    assert_close(out.cpu(), wanted, ratio=2e-3 if gpu == "cuda" else None)
 
 
 def whole(packed: PackedExperts) -> None:

@@ -268,7 +268,7 @@ def test_min_p_ends_at_its_very_gap(gpu: str, capacity: int) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _mass_kernel(gap_ptr: Any, mass_ptr: Any, BLOCK: tl.constexpr) -> None:
+def _mass_kernel(gap_ptr, mass_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(gap_ptr + at).to(tl.int32, bitcast=True)
     tl.store(mass_ptr + at, device_mass_of(bits))

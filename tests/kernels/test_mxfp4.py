@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -130,7 +129,7 @@ def test_triton_equals_the_reference(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile_kernel(out_ptr: Any, words_ptr: Any, exponents_ptr: Any, STEP: tl.constexpr) -> None:
+def _tile_kernel(out_ptr, words_ptr, exponents_ptr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     """The one tile of a weight of one step."""
     block, place = weight_tile.places(128, STEP, weight_tile.MXFP4)
     words = tl.load(words_ptr + block * (STEP * 2) + place)

@@ -50,7 +50,6 @@ from .attention_work import (
 )
 
 _WIDE_TILE = 64  # queries: the fewest that fill the wide tensor core instruction of sm_90
-_EIGHT_WARPS_TILE = 128  # two such instructions: of fewer queries both warp groups do all the work
 _FP32_TILE = 16  # fp32 is multiplied without tensor cores
 _UNROLL = 16  # splits whose sums are read together
 
@@ -222,7 +221,7 @@ def paged_attention(
         *(grid.shares, grid.lines, q.stride(0)),
         C=shape,
         HAS_LONG=grid.has_long,
-        num_warps=8 if shape.BLOCK_D > 64 else 4,  # for all rows alike; 4 would spill
+        num_warps=_warps(shape, q.dtype),
         num_stages=2 if q.dtype is torch.float32 else 3,
         enable_fp_fusion=False,
     )
@@ -237,16 +236,19 @@ def paged_attention(
     return out
 
 
-def block_m(dtype: torch.dtype, group: int, head_dim: int) -> int:
+def _warps(shape: Shape, dtype: torch.dtype) -> int:
+    """Return the warps of a program, for all rows alike.
+
+    The wide instruction is one of four warps: of eight, the second group would repeat all that the
+    first does with 64 queries. Four spill a little at heads of 128 and more, and are faster.
+    """
+    return 8 if dtype is torch.float32 and shape.BLOCK_D > 64 else 4
+
+
+def block_m(dtype: torch.dtype, group: int) -> int:
     """Return the queries of a tile, the same for every batch, since bits follow from its shape."""
-    least = _FP32_TILE
-    if dtype is not torch.float32:
-        least = _EIGHT_WARPS_TILE if _block_d(head_dim) == 128 else _WIDE_TILE  # 256 would spill
+    least = _FP32_TILE if dtype is torch.float32 else _WIDE_TILE
     return max(least, 1 << (group - 1).bit_length())
-
-
-def _block_d(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
 
 
 def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Batch:
@@ -260,13 +262,13 @@ def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Ba
         kv_heads=kv_heads,
         head_dim=head_dim,
         window=window,
-        tile=block_m(q.dtype, q.shape[1] // kv_heads, head_dim),
+        tile=block_m(q.dtype, q.shape[1] // kv_heads),
     )
 
 
 def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
     _, kv_heads, block_size, head_dim = cache.k.shape
-    block_d = _block_d(head_dim)
+    block_d = max(16, triton.next_power_of_2(head_dim))
     block_n = 64 if block_d * q.itemsize <= 256 else 32
     is_aligned = block_n % block_size == 0 or block_size % block_n == 0
     return Shape(
@@ -274,7 +276,7 @@ def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
         GROUP=q.shape[1] // kv_heads,
         D=head_dim,
         BLOCK_D=block_d,
-        BLOCK_M=block_m(q.dtype, q.shape[1] // kv_heads, head_dim),
+        BLOCK_M=block_m(q.dtype, q.shape[1] // kv_heads),
         BLOCK_N=block_n,
         BLOCK_SIZE=block_size,
         PAGES=triton.cdiv(block_n, block_size) + (not is_aligned),
