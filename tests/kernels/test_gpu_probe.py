@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 from support.kernels import matrix_instructions
+from support.kernels.cases import make_quantized
 from support.kernels.matrix_instructions import Width
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.products import probe as asked
+from surestep_kernels.gpu.products.linear import pack_quantized
 from surestep_kernels.gpu.products.probe import identity, probe
 from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.gpu.products.sequential_linear import TILES, sequential_linear
-from surestep_kernels.ops.linear import pack_linear_reference
+from surestep_kernels.ops.linear import WeightFormat, pack_linear_reference
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -54,6 +56,19 @@ MUTANTS: dict[str, Width] = {
     "mma takes half of them for 32 rows": lambda m, n: K // 2 if (m, n) == (16, 32) else K,
     "wgmma of few columns is another one": lambda m, n: 2 * K if (m, n) == (64, 16) else K,
 }
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("format_", [WeightFormat.FP8, WeightFormat.INT4, WeightFormat.MXFP4])
+@pytest.mark.parametrize("alike", [True, False])
+def test_narrow_instructions_serve_quantised_weights_if_they_add_alike(
+    monkeypatch: pytest.MonkeyPatch, format_: WeightFormat, alike: bool
+) -> None:
+    other = MUTANTS["wgmma of few columns is another one"]
+    matrix_instructions.install(monkeypatch, *(() if alike else (other,)))
+    result = ask([*weights(), pack_quantized(make_quantized(format_, 64, 128, 32))])
+    assert result.narrow == alike
+    assert not ask(weights()).narrow
 
 
 @pytest.mark.usefixtures("small")

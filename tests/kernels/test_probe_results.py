@@ -15,7 +15,7 @@ from surestep_kernels.gpu.products.probe_results import (
 )
 
 CARD: Identity = {"device": "a card", "capability": [9, 0], "weights": [[2048, 8192, False]]}
-EQUAL = ProbeResult("", frozenset({(2048, 8192), (3072, 2048)}))
+EQUAL = ProbeResult("", frozenset({(2048, 8192), (3072, 2048)}), narrow=True)
 
 
 @pytest.mark.parametrize("result", [EQUAL, ProbeResult("16 rows by a tile")], ids=["equal", "not"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -41,7 +41,7 @@ class TritonKernels(KernelSet):
     """Whatever follows a product is fused into the kernel that adds up its splits."""
 
     linear_partials: LinearPartials = linear_partials
-    fp8_rows: bool = False  # FP8 weights are multiplied by activations in FP8
+    choice: Products = field(default_factory=Products)  # of what multiplies
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return silu_and_mul_of_partials(self.linear_partials(x, packed))
@@ -81,7 +81,8 @@ class TritonKernels(KernelSet):
             assert mixture.shared is not None
             shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            mixture, packed, shared, residual, weight, eps, fp8_rows=self.fp8_rows
+            *(mixture, packed, shared, residual, weight, eps, self.choice.widths),
+            fp8_rows=self.choice.fp8_rows,
         )
 
     def project_heads(
@@ -97,6 +98,17 @@ class TritonKernels(KernelSet):
             return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
         partials = self.linear_partials(x, projection.packed)
         return project_heads_of_partials(partials, projection, positions, cache, kv_slots)
+
+
+def _moe(
+    products: Products,
+    total: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    packed: PackedExperts,
+) -> None:
+    moe(total, x, weights, experts, packed, products.widths, fp8_rows=products.fp8_rows)
 
 
 def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
@@ -115,8 +127,8 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         affine=False,
         linear=products.linear,
         linear_partials=products.partials,
-        fp8_rows=fp8,
         products=products,
+        choice=products,
         rotary=rotary,
         kv_cache_shape=REFERENCE.kv_cache_shape,
         store_kv=REFERENCE.store_kv,
@@ -129,7 +141,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         mul_sigmoid=mul_sigmoid,
         route=route,
         pack_experts=pack_experts,
-        moe=partial(moe, fp8_rows=True) if fp8 else moe,
+        moe=partial(_moe, products),
         ngram=ngram,
         latent=LATENT_OPS,
         route_sigmoid=route_sigmoid,

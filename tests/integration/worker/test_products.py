@@ -16,6 +16,7 @@ from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.products import probe
 from surestep_kernels.gpu.products.families import Products
+from surestep_kernels.gpu.products.linear import ALL_WIDTHS
 from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.ops.linear import pack_linear_reference
 from surestep_proto import worker_pb2 as pb
@@ -46,7 +47,7 @@ def answers(patch: pytest.MonkeyPatch, *verdicts: ProbeResult | Exception) -> li
     """What the card says one time after the other; the list grows with each."""
     left, asked = iter(verdicts), list[int]()
 
-    def answer(weights: Sequence[PackedLinear], *_: object) -> ProbeResult:
+    def answer(weights: Sequence[PackedLinear], *_: object, **__: object) -> ProbeResult:
         asked.append(len(weights))
         verdict = next(left)
         if isinstance(verdict, Exception):
@@ -93,6 +94,18 @@ def test_a_card_that_did_not_answer_is_asked_again(
     assert asked == [1, 1]
 
 
+def test_narrow_instructions_are_taken_where_they_add_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the family is, and by whoever finds the result, too."""
+    asked = answers(monkeypatch, ProbeResult("16 rows by some tile", narrow=True))
+    for _ in range(2):
+        _, kernels = settle(tmp_path)
+        assert isinstance(kernels.products, Products)
+        assert kernels.products.widths == ALL_WIDTHS
+    assert asked == [1]
+
+
 @pytest.mark.parametrize("family", [SPLITS, SEQUENTIAL])
 def test_a_successor_takes_the_family_of_the_rank_before(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +140,7 @@ def test_where_there_is_no_choice_nothing_is_named(tmp_path: Path) -> None:
 
 def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks_on(
-        of: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
+        of: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool], **_: object
     ) -> ProbeResult:
         while go_on():
             pass

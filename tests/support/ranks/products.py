@@ -30,7 +30,7 @@ def settle_main(rank: int, address: str, folder: Path) -> None:
     found = {}
     for name, ranks in CASES.items():
         unequal, card = ranks[rank]
-        probe.probe = lambda *_, unequal=unequal: ProbeResult(unequal)
+        probe.probe = lambda *_, unequal=unequal, **__: ProbeResult(unequal)
         probe.identity = lambda *of, card=card: identity(*of) | {"device": card}
         kernels = load_triton()
         assert isinstance(kernels.products, Products)

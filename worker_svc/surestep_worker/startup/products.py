@@ -1,4 +1,4 @@
-"""Choose the family that multiplies by unquantised weights on a GPU, the same for all ranks."""
+"""Choose what multiplies by weights on a GPU, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -79,8 +79,12 @@ def _choose(
         family = _agree(result, identity([], device), tp)
     serves = family is ProductFamily.SEQUENTIAL and result is not None and result.equal
     cublas = result.cublas if result is not None and serves else frozenset()
-    products.use(family, cublas)
-    logger.info("products: %s, for many rows cuBLAS by %d weights", family, len(cublas))
+    narrow = result is not None and result.narrow
+    products.use(family, cublas, narrow=narrow)
+    logger.info(
+        "products: %s, for many rows cuBLAS by %d weights, by quantised weights %s instructions",
+        *(family, len(cublas), "narrow" if narrow else "wide"),
+    )
 
 
 def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
@@ -95,7 +99,7 @@ def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -
         return time.monotonic() - began < _PROBE_S
 
     try:
-        result = probe(products.weights, device, go_on)
+        result = probe(products.weights, device, go_on, fp8_rows=products.fp8_rows)
     except (RuntimeError, TritonError) as error:
         logger.warning("the GPU cannot be probed for equal products: %s", error)
         return ProbeResult("", finished=False)

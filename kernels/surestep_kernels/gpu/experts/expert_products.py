@@ -153,13 +153,14 @@ def run_experts(
 ) -> Tensor:
     """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
 
-    Lines of experts that are not packed are not written.
+    Lines of experts that are not packed are not written. `widths` are as in quantized_partials.
     """
     assert packed.addresses is not None
     assert x.is_contiguous()
     assert experts.is_contiguous()
     pairs, num_experts, inner = experts.numel(), len(packed.down), packed.down[0].in_features
-    size = choose_size(pairs, num_experts, x.dtype, widths)
+    quantised = packed.gate_up[0].scales is not None and packed.down[0].scales is not None
+    size = choose_size(pairs, num_experts, x.dtype, widths if quantised else ONE_WIDTH)
     tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
     gate_up, down = packed.addresses
     gated = x.new_empty(pairs, inner)

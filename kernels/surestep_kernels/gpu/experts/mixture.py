@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.products.linear import ONE_WIDTH
 from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.gpu.rowwise.mul_sigmoid import gated
 from surestep_kernels.gpu.rowwise.rms_norm import (
@@ -162,6 +163,7 @@ def mix_experts_add_rms_norm(
     residual: Tensor,
     weight: Tensor,
     eps: float,
+    widths: tuple[int, ...] = ONE_WIDTH,
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
@@ -181,7 +183,7 @@ def mix_experts_add_rms_norm(
     out = torch.empty_like(residual)
     if tokens == 0:
         return out
-    made = run_experts(mixture.x, mixture.experts, packed, fp8_rows=fp8_rows)
+    made = run_experts(mixture.x, mixture.experts, packed, widths, fp8_rows=fp8_rows)
     _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTIALS)
     _mix_experts_kernel[(tokens,)](
         *(out, residual, weight, eps, sums, gate, gate_stride),

@@ -120,7 +120,7 @@ def moe(
     if packed.addresses is None:
         moe_reference(
             *(total, x, weights, experts, packed),
-            linear=partial(linear, fp8_rows=fp8_rows),
+            linear=partial(linear, widths=widths, fp8_rows=fp8_rows),
             silu_and_mul=silu_and_mul,
             clamped_swiglu=clamped_swiglu,
         )

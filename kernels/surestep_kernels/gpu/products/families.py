@@ -1,7 +1,8 @@
-"""The kernels that multiply by unquantised weights: one family serves all numbers of rows.
+"""The kernels that multiply by weights: one family serves all numbers of rows.
 
 Within a family a row's bits do not depend on the number of rows; between families they do. So one
-family is chosen for the life of a worker, and for all ranks of a group.
+family is chosen for the life of a worker, and for all ranks of a group. It is of unquantised
+weights; quantised ones are multiplied by instructions of one width, or of several that add alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from surestep_kernels.ops.linear import PackedLinear, linear_reference
 
-from .linear import linear_partials
+from .linear import ALL_WIDTHS, ONE_WIDTH, linear_partials
 from .sequential_linear import BORDERS, SERVED, multiply_into, sequential_linear, tile_of
 from .splits import PartialSums, sum_partials
 
@@ -43,26 +44,35 @@ class Products:
         """With `fp8_rows`, FP8 weights are multiplied by activations in FP8 (W8A8)."""
         self.is_open = backend == "auto"  # no family was named
         self.family = ProductFamily.SPLITS if self.is_open else ProductFamily(backend)
-        self._fp8_rows = fp8_rows
+        self.fp8_rows = fp8_rows
+        self.widths: tuple[int, ...] = ONE_WIDTH  # of instructions, for quantised weights
         self._cublas: Set[Shape] = frozenset()
         self._weights: dict[tuple[object, ...], PackedLinear] = {}
 
     def register(self, weights: Iterable[PackedLinear]) -> None:
-        """Register the model's weights; one unquantised weight of each kind is kept until `use`."""
+        """Register the model's weights; one of each kind is kept until `use`."""
         for packed in weights:
-            if self.is_open and packed.scales is None and packed.data.dtype is SERVED:
+            if not self.is_open:
+                continue
+            if packed.scales is not None:
+                self._weights.setdefault((packed.format, packed.group_size), packed)
+            elif packed.data.dtype is SERVED:
                 kind = packed.data.shape, packed.data.dtype, packed.bias is None
                 self._weights.setdefault(kind, packed)
 
     @property
     def weights(self) -> list[PackedLinear]:
-        """One registered weight of each kind that the families multiply in different ways."""
+        """One registered weight of each kind that is multiplied in a way of its own."""
         return list(self._weights.values())
 
-    def use(self, family: ProductFamily, cublas: Set[Shape] = frozenset()) -> None:
+    def use(
+        self, family: ProductFamily, cublas: Set[Shape] = frozenset(), *, narrow: bool = False
+    ) -> None:
         """Select the family, before the first product. cuBLAS multiplies many rows by weights of
-        the shapes `cublas`, for which it was found to give the family's bits."""
+        the shapes `cublas`, for which it was found to give the family's bits. With `narrow`, few
+        rows are multiplied by quantised weights with instructions that are as narrow."""
         self.family, self._cublas = family, cublas
+        self.widths = ALL_WIDTHS if narrow else ONE_WIDTH
         self._weights.clear()
 
     def linear(
@@ -79,7 +89,7 @@ class Products:
             return PartialSums.whole(linear_reference(x, packed, out_dtype))
         plain = packed.scales is None and x.dtype is SERVED
         if not plain or self.family is ProductFamily.SPLITS:
-            return linear_partials(x, packed, out_dtype, fp8_rows=self._fp8_rows)
+            return linear_partials(x, packed, out_dtype, self.widths, fp8_rows=self.fp8_rows)
         if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
             return PartialSums.whole(in_pieces(x, packed))
         return PartialSums.whole(sequential_linear(x, packed, out_dtype))

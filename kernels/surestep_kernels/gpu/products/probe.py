@@ -3,7 +3,8 @@
 All tiles of sequential_linear.py are compared with one of them, at one row, two, one tile, one tile
 and a row, and many; first rows and last ones, so that a row has other neighbours and another place.
 Then the tiles that rows would get, at every border between them. Then cuBLAS, at every number of
-rows it would be given.
+rows it would be given. Quantised weights of each format are multiplied by instructions of all
+widths and of the widest alone.
 
 The weights are the model's own, multiplied by ordinary numbers. Results have 16 bits, which hides
 most differences between sums of 32 bits. So there are also weights whose columns are repeated, for
@@ -15,6 +16,7 @@ products are denormal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +28,10 @@ from torch import Tensor
 from surestep_kernels.ops.linear import PackedLinear, pack_linear_reference
 
 from .families import MOST_PIECES, PIECE
+from .linear import ALL_WIDTHS, ONE_WIDTH, quantized_partials
 from .probe_results import Identity, ProbeResult, Shape, sources_digest
 from .sequential_linear import BORDERS, SERVED, TILES, Tile, multiply_into, sequential_linear
+from .splits import sum_partials
 
 _ROWS = BORDERS[-1] + 44  # beyond the last border, not a multiple of any tile
 _MOST_COLUMNS = 16384  # of a weight, for tiles, whose columns are independent
@@ -57,28 +61,40 @@ class ProbeCase(NamedTuple):
 
 
 def probe(
-    weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
+    weights: Sequence[PackedLinear],
+    device: torch.device,
+    go_on: Callable[[], bool],
+    *,
+    fp8_rows: bool = False,
 ) -> ProbeResult:
     """Compare all products; `go_on` is called between comparisons and may end the probe."""
-    for case in probe_cases(weights, device):
+    plain = [packed for packed in weights if packed.scales is None]
+    quantised = [packed for packed in weights if packed.scales is not None]
+    narrow = bool(quantised)
+    for packed in quantised:
         if not go_on():
             return ProbeResult("", finished=False)
+        narrow = narrow and widths_agree(packed, fp8_rows=fp8_rows)
+    for case in probe_cases(plain, device):
+        if not go_on():
+            return ProbeResult("", narrow=narrow, finished=False)
         if unequal := differences(case):
-            return ProbeResult(f"{case.name}: {unequal[0]}")
+            return ProbeResult(f"{case.name}: {unequal[0]}", narrow=narrow)
     cublas = set[Shape]()
-    for packed in weights:
+    for packed in plain:
         if not go_on():
-            return ProbeResult("", finished=False)
+            return ProbeResult("", narrow=narrow, finished=False)
         if cublas_agrees(packed):
             cublas.add((packed.out_features, packed.in_features))
-    return ProbeResult("", frozenset(cublas))
+    return ProbeResult("", frozenset(cublas), narrow)
 
 
 def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
     """Return everything that the result may depend on."""
     on_gpu = device.type == "cuda"
     folder = Path(__file__).parent
-    names = "probe", "families", "sequential_linear", "plain_linear", "splits"  # what multiplies
+    plain = "families", "sequential_linear", "plain_linear", "splits"
+    names = "probe", *plain, "linear", "weight_tile", "fp8_rows"  # what multiplies
     sources = (folder / f"{name}.py" for name in names)
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else str(device),
@@ -88,7 +104,10 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
         "cuda": torch.version.cuda or "",
         "cublas": variables("CUBLAS"),
         "sources": sources_digest(sources),
-        "weights": sorted([*packed.data.shape, packed.bias is not None] for packed in weights),
+        "weights": sorted(
+            [int(packed.format), packed.group_size, *packed.data.shape, packed.bias is not None]
+            for packed in weights
+        ),
     }
 
 
@@ -144,6 +163,24 @@ def cublas_agrees(packed: PackedLinear) -> bool:
         for count in rows:
             got = torch.mm(inputs[:count], weight.data.T)
             differs.append(_differ(got, want[:count]))
+    return not bool(torch.stack(differs).any())
+
+
+def widths_agree(packed: PackedLinear, *, fp8_rows: bool) -> bool:
+    """Return whether narrower instructions multiply by a quantised weight to the widest's bits."""
+    multiply = partial(quantized_partials, packed=packed, fp8_rows=fp8_rows)
+    most = _inputs(_ROWS, packed.in_features, packed.data.device)
+    differs = []
+    for x in (
+        most,
+        most * 2.0**-64,
+        *(most[:count] for width in ALL_WIDTHS for count in (1, width)),
+    ):
+        one, several = (
+            sum_partials(multiply(x, out_dtype=torch.float32, widths=widths))
+            for widths in (ONE_WIDTH, ALL_WIDTHS)
+        )
+        differs.append((one.view(torch.int32) != several.view(torch.int32)).any())
     return not bool(torch.stack(differs).any())
 
 

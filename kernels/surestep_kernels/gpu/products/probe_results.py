@@ -28,6 +28,7 @@ class ProbeResult(NamedTuple):
 
     unequal: str  # the first comparison whose bits differ; empty = none
     cublas: frozenset[Shape] = frozenset()  # weights whose products it computes to the same bits
+    narrow: bool = False  # quantised weights by narrower instructions have the bits of the widest
     finished: bool = True  # everything was compared, or something differs
 
     @property
@@ -62,7 +63,7 @@ def load_result(identity: Identity, folder: Path) -> ProbeResult | None:
         if content["identity"] != identity:
             raise ValueError("it is of another card or model")
         shapes = frozenset((int(n), int(k)) for n, k in content["cublas"])
-        return ProbeResult(_text(content["unequal"]), shapes)
+        return ProbeResult(_text(content["unequal"]), shapes, content["narrow"] is True)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -74,7 +75,8 @@ def save_result(result: ProbeResult, identity: Identity, folder: Path) -> None:
     """Save a result for later runs; ranks that write at once write the same. Log failures."""
     if not result.finished:
         return
-    content = {"identity": identity, "unequal": result.unequal, "cublas": sorted(result.cublas)}
+    content = {"identity": identity, "unequal": result.unequal, "narrow": result.narrow}
+    content["cublas"] = sorted(result.cublas)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, fresh = tempfile.mkstemp(dir=folder, prefix=".result-")
