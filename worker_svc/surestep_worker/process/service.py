@@ -243,11 +243,12 @@ class WorkerService(pb_grpc.WorkerServicer):
         """Return the nanoseconds from the end of the previous step to `started`, the start of this
         one.
 
-        0 for the first step. Called from the step thread, at the end of a step.
+        0 for the first step, and for one that was launched before the previous one had ended, as on
+        a GPU. Called from the step thread, at the end of a step.
         """
         ended, self._step_ended = self._step_ended, time.perf_counter_ns()
         self._last_active = self._step_ended
-        return started - ended if ended else 0
+        return max(0, started - ended) if ended else 0
 
     def check_fence(self, epoch: int) -> None:
         """Raise Unavailable if a newer stream has taken over."""
