@@ -121,6 +121,16 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     assert served_from(tmp_path) == []
 
 
+def test_steps_that_stay_on_their_device(tiny_model: Path, tmp_path: Path) -> None:
+    """As on a GPU: pipelined, drafts that the host never sees, grammars that follow them."""
+    words = [*DRAFTS, "--json", "--temperature", "0.8", "--quick"]
+    variables = {"PYTHONPATH": str(INJECT), "FAULT_DEVICE_S": "0.02"}
+    status, out, _ = verify(tiny_model, tmp_path, *words, variables=variables)
+    report = json.loads(out)
+    assert (status, report["verdict"]) == (0, "equal"), report["claims"]
+    assert report["drafts"]["windows"] > 100
+
+
 @pytest.mark.rotates(2, turn=1)
 def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> None:
     """Sampled at a temperature, because a draft that repeats the text is rejected there."""

@@ -11,6 +11,9 @@ this. A method that is no longer there ends the process with an AttributeError.
 FAULT_PACE_S seconds are added to every forward pass: tiny models are done before a client on a busy
 machine has seen half of their tokens, and a fault would find nobody. A forward pass over the token
 FAULT_FATAL_TOKEN ends the process, each time: the request whose prompt has it is what does it.
+
+With FAULT_DEVICE_S steps stay on their device, as on a GPU, which has them done after as many
+seconds: the host sees neither drafts nor lengths before, and the next step is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ FOLDER = Path(os.environ.get("FAULT_TRIGGERS", "."))
 RANK = os.environ.get("SURESTEP_RANK", "0")
 PACE_S = float(os.environ.get("FAULT_PACE_S", "0"))
 FATAL_TOKEN = int(os.environ.get("FAULT_FATAL_TOKEN", "-1"))
+DEVICE_S = float(os.environ.get("FAULT_DEVICE_S", "0"))
 
 WITHIN_FORWARD = ("layers", "collective")
 IN_FORWARD = threading.Event()  # the step thread is there
@@ -180,6 +184,32 @@ def _patch_build(module: ModuleType) -> None:
     wrap(module, "load_model", "load")
 
 
+def _patch_kernels(module: ModuleType) -> None:
+    load: Method = module.load_kernels
+
+    def of_device(*arguments: Any, **named: Any) -> Any:
+        from dataclasses import replace
+
+        kernels = load(*arguments, **named)
+        return replace(kernels, step=replace(kernels.step, synchronous=not DEVICE_S))
+
+    module.load_kernels = of_device
+
+
+def _patch_download(module: ModuleType) -> None:
+    begin: Method = module.Download.__init__
+
+    def faulty(self: Any, packed: Any) -> None:
+        begin(self, packed)
+        self.arrives = time.monotonic() + DEVICE_S
+
+    def wait(self: Any) -> None:
+        time.sleep(max(0.0, self.arrives - time.monotonic()))
+
+    module.Download.__init__, module.Download.wait = faulty, wait
+    module.Download.arrived = property(lambda self: time.monotonic() >= self.arrives)
+
+
 def _patch_decoder(module: ModuleType) -> None:
     wrap_forward(module.Decoder)
     wrap(module.Decoder, "logits", "logits")
@@ -188,6 +218,8 @@ def _patch_decoder(module: ModuleType) -> None:
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.process.preload": _patch_preload,
     "surestep_worker.startup.build": _patch_build,
+    "surestep_worker.startup.choose_kernels": _patch_kernels,
+    "surestep_worker.inputs.download": _patch_download,
     "surestep_worker.process.service": _patch_service,
     "surestep_worker.distributed.tensor_parallel": _methods(
         "TensorParallel", all_reduce="collective"

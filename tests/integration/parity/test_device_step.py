@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, same, total
+from support.parity.bench import (
+    NEIGHBOURS,
+    Conditions,
+    ParityBench,
+    build_runner,
+    same,
+    serve,
+    step_of,
+    total,
+)
 from support.parity.cases import EOS, VOCAB
 from support.parity.drafters import TRUTH
-from support.parity.local_engine import Answer
+from support.parity.local_engine import Answer, Results
 from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_proto import worker_pb2 as pb
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import Drafter, Drafts
 from surestep_worker.step.drafting import Drafting
 from torch import Tensor
@@ -74,6 +85,28 @@ def test_captured_steps_answer_the_same(
     kinds, missed = bench.captured
     # Steps in which prompts are scored have no kind; in the other case each kind is missed first.
     assert 0 < missed < (kinds + 40 if conditions.late else 40)
+
+
+def test_the_drafter_has_no_more_than_it_may_propose(bench: ParityBench) -> None:
+    """Where windows have room for more, as those of requests with grammars have."""
+    TRUTH.learn(bench.truth, vocab_size=VOCAB, stop_id=EOS)
+    where, some = NEIGHBOURS["alone"], bench.requests[:2]
+    built = build_runner(bench._model, TensorParallel(), where, "oracle", 3, STEP_REFERENCE)
+    step, most = step_of(built.runner), set[tuple[int, int]]()
+
+    def lowered(plan: pb.StepPlan) -> Results:
+        plan.max_proposed[:] = [min(proposed, 1) for proposed in plan.max_proposed]
+        finish = step(plan)
+        assert callable(finish)
+        results = finish()
+        most.update(zip(plan.max_drafts, results[0].n_drafts, strict=True))
+        return results
+
+    answers = serve(lowered, built.facts, some, where, depth=0)
+    for request in some:
+        assert same(answers[request.id], bench.expected[request.id])
+    assert (3, 1) in most
+    assert max(drafts for _, drafts in most) == 1
 
 
 @pytest.mark.timeout(400)

@@ -179,6 +179,7 @@ def study(model: Studied) -> Variants:
         for step, rows, params in _steps(context.slots.num_slots, model.batched):
             variants.step = step
             launcher._sampling.set_dummy(params)
+            launcher._guidance.set_dummy(made.config.vocab_size if params is EVERYTHING else None)
             launcher._run(rows, launcher._memory.no_difference(), NO_SNAPSHOTS)
     return variants
 

@@ -31,7 +31,7 @@ class PassInputs(NamedTuple, Generic[Column]):
     """
 
     rows: StepRows[Column]
-    max_drafts: Column  # i32[R]
+    max_drafts: Column  # i32[R] that the drafter may propose
     hidden_index: Column  # i32[N + P + Q] into the step's tokens
     head: HeadInputs[Column] | None  # of a draft head that drafts within the pass
 

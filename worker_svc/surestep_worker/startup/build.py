@@ -251,7 +251,7 @@ def _facts(
         max_step_tokens=settings.max_step_tokens,
         drafter=drafter,
         max_draft_tokens=context.max_draft_tokens,
-        max_forced_drafts=context.most_drafts,
+        max_forced_drafts=context.most_drafts if context.synchronous else 0,
         grammar_fault=context.grammars.fault,
         eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,

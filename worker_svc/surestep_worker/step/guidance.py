@@ -74,6 +74,12 @@ class Guidance:
 
     def __init__(self, context: RankContext, state: SlotState) -> None:
         self._grammars, self._state, self._tp = context.grammars, state, context.tp
+        self._dummy: Window | None = None
+
+    def set_dummy(self, vocab_size: int | None) -> None:
+        """Have the first row of each step masked with what bars nothing; None ends that."""
+        words = None if vocab_size is None else np.full(-(-vocab_size // 32), -1, dtype=np.int32)
+        self._dummy = None if words is None else Window(masks=[words])
 
     def concerns(self, rows: Rows) -> bool:
         """Whether any row that chooses tokens has a grammar."""
@@ -105,7 +111,9 @@ class Guidance:
     def follow(self, rows: Rows, drafts: DraftIds) -> Guided:
         """Return what windows with these drafts are masked with. Waits for the device."""
         chosen, windows = self._rows(rows), dict[int, Window]()
-        if len(chosen) and self._tp.rank == 0:
+        if self._dummy is not None and rows.is_sampled[0]:
+            windows[0] = self._dummy
+        elif len(chosen) and self._tp.rank == 0:
             windows = self._windows(rows, chosen, drafts, [None] * len(chosen))
         return Guided(np.zeros(len(rows), dtype=np.int64), windows)
 

@@ -32,7 +32,7 @@ from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.logprob_plan import LogprobPlan
 from surestep_worker.inputs.slot_memory import SlotMemory
 from surestep_worker.inputs.upload import upload
-from surestep_worker.inputs.warm_up import warm_up_steps
+from surestep_worker.inputs.warm_up import EVERYTHING, warm_up_steps
 from surestep_worker.ledger.plan import (
     NO_SNAPSHOTS,
     IntArray,
@@ -99,9 +99,12 @@ class StepLauncher:
         steps = warm_up_steps(context.slots, *limits, has_head=has_head)
         for rows, sampling in steps:
             self._sampling.set_dummy(sampling)
+            guides = sampling is EVERYTHING
+            self._guidance.set_dummy(context.model.config.vocab_size if guides else None)
             self._run(rows, self._memory.no_difference(), NO_SNAPSHOTS)
             self._progress()
         self._sampling.set_dummy(None)
+        self._guidance.set_dummy(None)
         if context.use_graphs and has_head:
             self._begin_to_capture()
         seconds = time.perf_counter() - began
@@ -289,7 +292,8 @@ class StepLauncher:
         head = None
         if not self.context.synchronous:  # else the drafts have been made
             head = self._head_inputs(rows.slot, rows.max_proposed, rows.catch_up)
-        return PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, head)
+        most = rows.max_proposed.astype(np.int32)
+        return PassInputs(geometry.rows, most, geometry.hidden_index, head)
 
     def _head_inputs(
         self, slot: IntArray, max_drafts: IntArray, catch_up: IntArray
