@@ -114,9 +114,9 @@ MODELS = (
         experts=ExpertSizes(128, 4, 2880, gpt_oss=True), sinks=SinkSizes(128), draft=DraftSizes(),
         rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
     ),
-    Sizes(  # its draft head alone
+    Sizes(  # its attention and its draft head
         "Llama-3.1-8B", 4096, 14336, 32, 8, 128, 128, 128256, draft=DraftSizes(),
-        rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
+        rows=(), lookups=(), sampled=(),
     ),
 )  # fmt: skip
 TINY = Sizes(

@@ -1,7 +1,6 @@
 """Latent attention in Triton; latent_choice.py chooses the positions that it reads.
 
-It runs in Triton's interpreter and compiles for sm_90; it has never run on a GPU. Simple rather
-than fast: a program has one token and a tile of its heads, and goes through the positions in order
+Simple rather than fast, and not timed on a GPU yet: a program has one token and a tile of its heads, and goes through the positions in order
 (online softmax, Milakov and Gimelshein, 2018), so that a long context keeps few programs busy.
 
 A token is alone in its arithmetic, and its positions are cut into blocks from the first one on: its

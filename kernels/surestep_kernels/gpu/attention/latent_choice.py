@@ -1,8 +1,7 @@
 """The choice of the positions that a token attends to, in Triton.
 
-It runs in Triton's interpreter and compiles for sm_90; it has never run on a GPU. Scores of some
-tokens are kept in scratch; then a program for each token finds the score from which positions are
-chosen, by halves of what it may be, and writes the positions down in order.
+Scores of some tokens are kept in scratch; then a program for each token finds the score from which
+positions are chosen, by halves of what it may be, and writes the positions down in order.
 """
 
 from __future__ import annotations

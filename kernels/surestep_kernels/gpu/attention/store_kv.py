@@ -1,7 +1,6 @@
 """Writing keys and values to the paged cache in Triton.
 
-It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_90, FP8
-included, but has never run on a GPU, nor been measured. One program writes one token.
+One program writes one token.
 """
 
 from __future__ import annotations
