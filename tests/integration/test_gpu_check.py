@@ -22,6 +22,7 @@ from typing import Any
 import carry_kernels
 import pytest
 from packaging.requirements import Requirement
+from support.checkpoints.tiny import make_tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check"
@@ -202,14 +203,19 @@ def test_the_first_call_runs_whole(dry: DryRun, image: dict[str, str]) -> None:
 
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.rotates(3, turn=1)
-def test_the_second_and_third_call_run_whole(dry: DryRun, image: dict[str, str]) -> None:
-    fared = dict.fromkeys(("engine", "make-tiny-llama", "recovery", "trace", "kernels"), "ok")
-    assert dry("second", "third", **image) == (0, fared)
+def test_the_second_and_third_call_run_whole(
+    dry: DryRun, image: dict[str, str], tmp_path: Path
+) -> None:
+    parts = "engine", "make-tiny-llama", "recovery", "trace", "serve", "kernels"
+    make_tiny_tokenizer(tmp_path, vocab=300, max_length=512).save_pretrained(tmp_path)
+    fared = dict.fromkeys(parts, "ok")
+    assert dry("second", "third", TOKENIZER=str(tmp_path), **image) == (0, fared)
     files = dry.packed()
     _are_there(files, ["trace.json.gz"])
     assert b"15 tests collected" in files["engine.log"]  # all, whatever the share
     assert b" passed" in files["kernels.log"]
     assert _json(files, "trace.json")["trace"]["steps"] > 0
+    assert _json(files, "serve.json")["verdict"] == "equal"
     assert _json(files, "recovery.json")["recovery"]["tiny-llama"]["median_s"] > 0
 
 

@@ -12,7 +12,8 @@ SLOTS = [39, 0, 8, 17, 16]
 
 
 def bits(x: Tensor) -> Tensor:
-    return x.cpu().view(torch.uint8)
+    """All, but for the sign of NaN: torch makes negative ones of bfloat16, a GPU's division none."""
+    return x.cpu().float().nan_to_num(999.0).view(torch.uint8)
 
 
 def stored(gpu: str, k: Tensor, v: Tensor, dtype: torch.dtype, scales: Tensor | None) -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from surestep_common.config import secret_fields
 from surestep_common.errors import SurestepError
+from surestep_common.release import package_version
 
 from surestep_cli.api.http import api_root
 from surestep_cli.api.sessions import open_session
@@ -112,7 +112,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
             bar.update(bar.task_ids[0], total=verification.num_answers)
             found = await verification.run(local)
     return VerifyReport(
-        version=version("surestep"),
+        version=package_version(),
         started=moment.isoformat(timespec="seconds"),
         took_s=time.monotonic() - began,
         model=known.model,
