@@ -193,7 +193,7 @@ def _patch_kernels(module: ModuleType) -> None:
         kernels = load(*arguments, **named)
         return replace(kernels, step=replace(kernels.step, synchronous=not DEVICE_S))
 
-    module.load_kernels = of_device
+    module.load_kernels = of_device  # type: ignore[attr-defined]
 
 
 def _patch_download(module: ModuleType) -> None:

@@ -1,7 +1,8 @@
 """Latent attention in Triton; latent_choice.py chooses the positions that it reads.
 
-Simple rather than fast, and not timed on a GPU yet: a program has one token and a tile of its heads, and goes through the positions in order
-(online softmax, Milakov and Gimelshein, 2018), so that a long context keeps few programs busy.
+Simple rather than fast, and not timed on a GPU yet: a program has one token and a tile of its
+heads, and goes through the positions in order (online softmax, Milakov and Gimelshein, 2018), so
+that a long context keeps few programs busy.
 
 A token is alone in its arithmetic, and its positions are cut into blocks from the first one on: its
 bits do not depend on its neighbours or on the window that it is in.

@@ -9,8 +9,8 @@ That includes the matrix instruction. On sm_90 tiles of fewer than 64 rows compi
 wgmma, and whether these two round alike is not documented. So tiles have at least 64 rows, and the
 same number of columns whatever their rows: all compile to wgmma m64n128k16. A step that decodes one
 row multiplies 63 rows of padding, which are not read; it should still be bound by reading the
-weight. An H200 reads it at 40 to 80 % of a copy's rate. If a GPU is found to round alike in all of its instructions,
-sequential_linear.py is used instead (families.py).
+weight. An H200 reads it at 40 to 80 % of a copy's rate. If a GPU is found to round alike in all of
+its instructions, sequential_linear.py is used instead (families.py).
 """
 
 from __future__ import annotations
