@@ -69,6 +69,7 @@ class Watchdog:
             code = await self._live(self._process)
             standby, self._standby = self._standby, None
             if standby is None or standby.returncode is not None or self._stopping.is_set():
+                await _end(standby)
                 return code if code >= 0 else 128 - code
             logger.error(
                 "pid %d ended (status %d): pid %d, its standby, takes over",
@@ -164,6 +165,12 @@ async def _until_silent(answers: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(_PROBE_INTERVAL_S)
         else:
             misses += 1
+
+
+async def _end(standby: Process | None) -> None:
+    if standby is not None and standby.returncode is None:
+        standby.kill()
+        await standby.communicate()  # which closes its pipe while there is a loop
 
 
 def _send(process: Process, number: int) -> None:

@@ -149,6 +149,7 @@ def _are_there(files: dict[str, bytes], names: Sequence[str]) -> None:
     assert set(names) <= set(files), sorted(files)
 
 
+@pytest.mark.timeout(300)  # of a package index
 def test_wheels_fit_the_image_and_the_way_there(tmp_path: Path) -> None:
     """For Python 3.12, as the image has it."""
     wheels = fetch_wheels(tmp_path, "3.12")
