@@ -188,3 +188,19 @@ def test_claude_codes_bill_is_not_read(reader: Reader) -> None:
         assert reader.read(draft_message, system=system, messages=messages) == plain
     told = "Say x-anthropic-billing-header: 1"
     assert told in reader.read(draft_message, system=told, messages=messages)
+
+
+def test_tools_of_responses_are_described(reader: Reader) -> None:
+    """A namespace by the first of its functions, a custom tool with its grammar."""
+    functions = [{"type": "function", "name": name, "description": "Waits."} for name in "ab"]
+    space = {"type": "namespace", "name": "n", "description": "Agents.", "tools": functions}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"}
+    custom = {"type": "custom", "name": "patch", "description": "Edits.", "format": grammar}
+    prompt = reader.read(draft_response, input="Hi", tools=[space, custom])
+    told = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"type"')]
+    first, second, third = (tool["function"] for tool in told)
+    assert (first["name"], first["description"]) == ("n__a", "Agents.\n\nWaits.")
+    assert (second["name"], second["description"]) == ("n__b", "Waits.")
+    assert third["description"].startswith("Edits.\n\n")
+    assert third["description"].endswith("lark grammar:\nstart: /x+/")
+    assert third["parameters"]["required"] == ["input"]
