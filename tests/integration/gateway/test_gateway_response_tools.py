@@ -183,7 +183,7 @@ async def test_allowed_tools_are_all_that_is_called(
     assert "mcp__files__ls" in prompt(stack, thinking)
     tools = [
         {"type": "function", "function": {k: v for k, v in one.items() if k != "type"}}
-        for one in OFFERED[:2]
+        for one in TOOLS
     ]
     named = [{"type": "function", "function": {"name": "weather"}}]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
