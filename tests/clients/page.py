@@ -10,8 +10,18 @@ from clients.environments import HERE, Client, clients
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 HEADING = "\n## Clients and features\n"
 FEATURES = (
-    *("chat", "text", "streaming", "tools", "forced tools", "JSON schemas", "errors", "usage"),
-    *("Responses", "seeds, logprobs", "embeddings", "cancelling", "scoring", "load"),
+    *("chat", "text", "streaming", "tools", "forced tools", "custom tools", "namespaces"),
+    *(
+        "JSON schemas",
+        "errors",
+        "usage",
+        "Responses",
+        "seeds, logprobs",
+        "embeddings",
+        "cancelling",
+        "scoring",
+        "load",
+    ),
 )
 
 

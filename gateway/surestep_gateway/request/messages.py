@@ -113,6 +113,6 @@ def _joined(messages: Sequence[Message]) -> Message:
     texts, in_parts = [], False
     for content in (message["content"] for message in messages):
         in_parts |= isinstance(content, list)
-        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content or ()]
     text = "\n\n".join(filter(None, texts))
     return messages[0] | {"content": [{"type": "text", "text": text}] if in_parts else text}
