@@ -86,14 +86,23 @@ class LeftOutTool(Body):
     type: str
 
 
+def _type(given: Any) -> str:
+    """Return the type of a tool or of a choice of one; without it a function is meant."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return "function" if kind is None else str(kind)
+
+
 def _kind(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    if kind == SEARCH:
-        searches = isinstance(tool, SearchTool) or (
-            isinstance(tool, dict) and tool.get("execution") == "client"
-        )
-        return "<search>" if searches else "<left_out>"
-    return "<left_out>" if kind in LEFT_OUT else f"<{kind or 'function'}>"
+    kind = _type(tool)
+    if kind in ("function", "custom", "namespace"):
+        return f"<{kind}>"
+    if kind == SEARCH and (isinstance(tool, SearchTool) or _is_by_client(tool)):
+        return "<search>"
+    return "<left_out>" if kind in LEFT_OUT else "<unknown>"
+
+
+def _is_by_client(search: Any) -> bool:
+    return isinstance(search, dict) and search.get("execution") == "client"
 
 
 def is_left_out(tool: Json) -> bool:
@@ -106,7 +115,7 @@ def _known(*kinds: str) -> BeforeValidator:
 
     def check(tool: Any) -> Any:
         if isinstance(tool, dict) and _kind(tool)[1:-1] not in kinds:
-            shown = str(tool.get("type"))[:_SHOWN_CHARS]
+            shown = _type(tool)[:_SHOWN_CHARS]
             raise PydanticCustomError(
                 UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown}
             )
@@ -156,8 +165,7 @@ class ToolRef(Body):
 
 
 def _kind_of_ref(ref: Any) -> str:
-    kind = ref.get("type") if isinstance(ref, dict) else getattr(ref, "type", None)
-    return "<left_out>" if kind in LEFT_OUT - {SEARCH} else "<ref>"
+    return "<left_out>" if _type(ref) in LEFT_OUT - {SEARCH} else "<ref>"
 
 
 class AllowedTools(Body):
@@ -179,15 +187,14 @@ class AllowedTools(Body):
 def _kind_of_choice(choice: Any) -> str:
     if isinstance(choice, str):
         return "<word>"
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-    return "<allowed_tools>" if kind == "allowed_tools" else "<tool>"
+    return "<allowed_tools>" if _type(choice) == "allowed_tools" else "<tool>"
 
 
 def _choosable(choice: Any) -> Any:
     """Raise for the choice of a tool that is not served."""
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind not in ("function", "custom", "namespace", "allowed_tools", SEARCH, None):
-        shown = str(kind)[:_SHOWN_CHARS]
+    kind = _type(choice)
+    if kind not in ("function", "custom", "namespace", "allowed_tools", SEARCH):
+        shown = kind[:_SHOWN_CHARS]
         raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
     return choice
 

@@ -19,6 +19,11 @@ from surestep_gateway.translate.response_body import ResponseRequest
 PAGE = (Path(__file__).parents[3] / "docs" / "responses.md").read_text()
 USER = {"role": "user", "content": "x"}
 SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
+FULL = {
+    "type": "namespace",
+    "name": "full",
+    "tools": [{"type": "function", "name": f"f{n}"} for n in range(200)],
+}
 ALLOWED = {
     "type": "allowed_tools",
     "mode": "required",
@@ -35,6 +40,17 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2}, "n", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"tools": [{"type": "fonction"}]}, "tools[0]", "no tools of type 'fonction'"),
+    ({"tools": [{"type": "left_out"}]}, "tools[0]", "no tools of type 'left_out'"),
+    ({"tools": [{"type": ["function"]}]}, "tools[0]", "no tools of type '['function']'"),
+    ({"tools": ["function"]}, "tools[0]", "an object"),
+    ({"tools": [SPACE] * 256 + [FULL]}, "tools", "at most 256"),
+    ({"tools": [FULL, FULL | {"name": "m"}]}, "tools", "at most 256"),
+    ({"input": [USER, {"type": "unread"}]}, "input[1]", "no items of type 'unread'"),
+    (
+        {"tools": TOOLS, "tool_choice": ALLOWED | {"tools": [{"type": ["function"]}]}},
+        "tool_choice.tools[0].type",
+        "'function'",
+    ),
     ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools", "missing"),
     (
         {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]},
