@@ -22,6 +22,7 @@ from surestep_common.config import cache_dir
 HERE = Path(__file__).parent
 CACHE = cache_dir() / "clients"
 _CLAIM = re.compile(r"""(works|refused)\(\s*["']([^"']+)["']""")
+_PIN = re.compile(r'^(?: *")?([\w@/.-]+)(?:==|": ")([\w.+-]+)', re.MULTILINE)
 # No long attempts: without a network a client is left out, and nobody waits for it.
 _PIP = ("install", "-q", "--no-deps", "--no-compile", "--retries", "2", "--timeout", "20")
 _NPM = ("install", "--no-package-lock", "--no-audit", "--no-fund", "--fetch-retries=0")
@@ -50,6 +51,14 @@ class Client(NamedTuple):
     def title(self) -> str:
         """First line of the script: the package, for people."""
         return self.script.read_text(encoding="utf-8").split("\n", 1)[0].strip('"/ .')
+
+    @property
+    def version(self) -> str:
+        """The version of the package that the title names."""
+        text = self.versions.read_text(encoding="utf-8")
+        pins = dict(_PIN.findall(text.lower().replace("_", "-")))
+        words = [word.strip(",()`").lower() for word in self.title.split()]
+        return next((pins[word] for word in words if word in pins), "")
 
     @property
     def is_agent(self) -> bool:

@@ -12,8 +12,10 @@ from surestep_common.sampling_defaults import shown
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
+from surestep_gateway.observability.answer_metrics import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.output.json_pieces import JsonPieces
-from surestep_gateway.request.embedding_body import EmbeddingRequest
+from surestep_gateway.request.embedding_body import EmbeddingRequest, RerankRequest, ScoreRequest
+from surestep_gateway.request.embedding_inputs import PreparedScores
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.tokenizer_bodies import (
     DetokenizeBody,
@@ -31,11 +33,14 @@ from surestep_gateway.serving.generation import (
 )
 from surestep_gateway.serving.request_log import log_embedding, log_request
 from surestep_gateway.serving.respond import json_answer
+from surestep_gateway.serving.scores import Scoring
 from surestep_gateway.text_processes.jobs import (
     CHAT,
     COMPLETION,
     DETOKENIZE,
     EMBEDDING,
+    RERANK,
+    SCORE,
     TOKENIZE,
     Job,
 )
@@ -60,6 +65,12 @@ _COMPLETION = Description(
 _EMBEDDINGS = Description(
     summary="Make vectors of texts.", bodies=(EmbeddingRequest,), keys=True, errors=COUNTED_ERRORS
 )
+_SCORE = Description(
+    summary="Compare texts.", bodies=(ScoreRequest,), keys=True, errors=COUNTED_ERRORS
+)
+_RERANK = Description(
+    summary="Rank documents.", bodies=(RerankRequest,), keys=True, errors=COUNTED_ERRORS
+)
 _MODELS = Description(summary="Served names.", keys=True, errors=(401, 503))
 _TOKENIZE = Description(
     summary="Tokens of a text or a chat.",
@@ -82,6 +93,8 @@ class OpenAIRoutes:
             DescribedRoute("POST", "/v1/chat/completions", self.chat, _CHAT),
             DescribedRoute("POST", "/v1/completions", self.completions, _COMPLETION),
             DescribedRoute("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
+            *(DescribedRoute("POST", path, self.score, _SCORE) for path in SCORE_PATHS),
+            *(DescribedRoute("POST", path, self.rerank, _RERANK) for path in RERANK_PATHS),
             DescribedRoute("GET", "/v1/models", self.models, _MODELS),
             Route("/v1/models/{model:path}", self.model),
             DescribedRoute("POST", "/tokenize", self.tokenize, _TOKENIZE),
@@ -115,6 +128,22 @@ class OpenAIRoutes:
         embedding = Embedding(self._gateway, prepared, origin, deadline)
         log_embedding(self._gateway, embedding.id, origin, prepared)
         return await embedding.answer(request.receive)
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score"""
+        return await self._compare(SCORE, request)
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank"""
+        return await self._compare(RERANK, request)
+
+    async def _compare(self, job: Job[PreparedScores], request: Request) -> Response:
+        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
+        prepared = await prepare(self._gateway, job, request, deadline)
+        origin = origin_of(request, prepared.inputs.body, arrived)
+        scoring = Scoring(self._gateway, prepared, origin, deadline)
+        log_embedding(self._gateway, scoring.id, origin, prepared.inputs)
+        return await scoring.answer(request.receive)
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
         answer = await prepare(self._gateway, job, request, deadline_of(self._gateway))

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from surestep_gateway.request.embedding_inputs import PreparedInputs, draft_embedding
+from surestep_gateway.request.embedding_inputs import (
+    PreparedInputs,
+    PreparedScores,
+    draft_embedding,
+    draft_rerank,
+    draft_score,
+)
 from surestep_gateway.request.prepare import (
     Kind,
     draft_chat,
@@ -53,6 +59,9 @@ DETOKENIZE: Job[bytes] = Job(b"detokenize", draft_detokenize, _dump, _load)
 EMBEDDING: Job[PreparedInputs] = Job(
     b"embedding", draft_embedding, wire.dump_inputs, wire.load_inputs
 )
+_SCORES = (wire.dump_scores, wire.load_scores)
+SCORE: Job[PreparedScores] = Job(b"score", draft_score, *_SCORES)
+RERANK: Job[PreparedScores] = Job(b"rerank", draft_rerank, *_SCORES)
 
 _RESPONSE = (wire.dump_response, wire.load_response)
 RESPONSE: Job[PreparedResponse] = Job(b"response", draft_response, *_RESPONSE)
@@ -62,7 +71,7 @@ MESSAGE: Job[PreparedRequest] = Job(b"message", draft_message, *_PREPARED)
 COUNT: Job[bytes] = Job(b"count", draft_count, _dump, _load)
 
 _ALL: tuple[Job[Any], ...] = (
-    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING),
+    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK),
     *(RESPONSE, CONTINUED, MESSAGE, COUNT),
 )
 BY_NAME = {job.name: job for job in _ALL}

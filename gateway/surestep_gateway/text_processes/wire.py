@@ -20,7 +20,7 @@ from surestep_proto.scheduler_pb2 import GenerateRequest
 
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.request.embedding_body import EmbeddingBody
-from surestep_gateway.request.embedding_inputs import PreparedInputs
+from surestep_gateway.request.embedding_inputs import PreparedInputs, PreparedScores
 from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import ChatBody, CompletionBody
 from surestep_gateway.translate.response_request import PreparedResponse
@@ -157,6 +157,21 @@ def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
         body=EmbeddingBody.model_validate_json(body),
         inputs=[GenerateRequest.FromString(one).prompt_ids for one in ids],
     )
+
+
+def dump_scores(prepared: PreparedScores) -> Parts:
+    """Serialise a request to compare texts."""
+    about = {
+        "pairs": prepared.pairs,
+        "documents": prepared.documents,
+        "top_n": prepared.top_n,
+    }
+    return [json.dumps(about).encode(), *dump_inputs(prepared.inputs)]
+
+
+def load_scores(parts: Sequence[bytes]) -> PreparedScores:
+    about, *inputs = parts
+    return PreparedScores(**json.loads(about), inputs=load_inputs(inputs))
 
 
 def dump_error(error: SurestepError) -> bytes:

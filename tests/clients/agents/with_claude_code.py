@@ -1,4 +1,4 @@
-"""Claude Code, over the Messages API"""
+"""Claude Code (@anthropic-ai/claude-code), over the Messages API"""
 
 from __future__ import annotations
 

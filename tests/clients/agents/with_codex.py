@@ -1,4 +1,4 @@
-"""Codex, over the Responses API"""
+"""Codex (@openai/codex), over the Responses API"""
 
 from __future__ import annotations
 

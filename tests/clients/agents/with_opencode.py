@@ -1,4 +1,4 @@
-"""opencode, over chats"""
+"""opencode (opencode-ai), over chats"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen Code, over chats"""
+"""Qwen Code (@qwen-code/qwen-code), over chats"""
 
 from __future__ import annotations
 
