@@ -12,6 +12,7 @@ _CALLS = {
     "exec_command": '{"cmd": "cat weather.txt"}',
     "exec": '{"input": "text((await tools.exec_command({cmd: \'cat weather.txt\'})).output)"}',
     "apply_patch": f'{{"input": "{PATCH}"}}',
+    "mcp__weather__look_outside": '{"city": "Oslo"}',
     "multi_agent_v1__close_agent": '{"target": "nobody"}',
     "Bash": '{"command": "cat weather.txt", "description": "Reads."}',
     "bash": '{"command": "cat weather.txt", "description": "Reads a file."}',
@@ -21,6 +22,7 @@ _CALLS = {
 }
 _ASKED = {  # words of the user that a call answers
     "apply_patch": "Write a note",
+    "mcp__weather__look_outside": "Look outside",
     "multi_agent_v1__close_agent": "Close the agent",
     "StructuredOutput": "Answer in JSON",
     "structured_output": "Answer in JSON",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from clients.agents.agent import ADA, JSON_ASKED, SCHEMA, WHO_IS_ASKED, Agent, result, streamed
+from clients.agents.agent import ADA, JSON_ASKED, KEY_REFUSED, SCHEMA, Agent, result, streamed
 from clients.checks import REPORT, SENTENCE, TALK, WEATHER, Server, works
 
 agent = Agent("Claude Code")
@@ -38,7 +38,7 @@ def json_schemas(server: Server) -> None:
 @works("errors")
 def errors(server: Server) -> None:
     done = agent.run(server, TALK, key="wrong")
-    assert WHO_IS_ASKED in done.output, done.told
+    assert KEY_REFUSED in done.output, done.told
     done = agent.run(server, TALK, model="nonesuch")
     assert "selected model (nonesuch)" in done.output, done.told
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from clients.agents.agent import ADA, JSON_ASKED, SCHEMA, WHO_IS_ASKED, Agent, Done
+from clients.agents.agent import ADA, JSON_ASKED, KEY_REFUSED, SCHEMA, Agent, Done
 from clients.checks import REPORT, SENTENCE, TALK, WEATHER, Server, works
 
+SERVER = Path(__file__).with_name("mcp_server.py")
 agent = Agent(
     *("Codex", "~/.codex/config.toml", "--json", "--skip-git-repo-check"),
     "--dangerously-bypass-approvals-and-sandbox",
@@ -52,7 +54,16 @@ def custom_tools(server: Server) -> None:
 
 @works("namespaces")
 def namespaces(server: Server) -> None:
-    """The tool is found, and the agent that it is asked for is not."""
+    """A tool of an MCP server; and one of Codex's, which does not know the agent it is asked for."""
+    flags = (
+        *("-c", f"mcp_servers.weather.command={json.dumps(sys.executable)}"),
+        *("-c", f"mcp_servers.weather.args={json.dumps([str(SERVER)])}"),
+    )
+    done = agent.run(server, "Look outside.", *flags)
+    [call] = items(done, "mcp_tool_call")
+    assert (call["server"], call["tool"]) == ("weather", "look_outside")
+    assert "3 degrees in Oslo" in json.dumps(call["result"])
+    assert said(done) == REPORT
     done = agent.run(server, "Close the agent.")
     assert "invalid agent id nobody" in done.errors, done.told
     assert said(done) == "Done with it."
@@ -69,7 +80,7 @@ def json_schemas(server: Server) -> None:
 @works("errors")
 def errors(server: Server) -> None:
     done = agent.run(server, TALK, key="wrong")
-    assert WHO_IS_ASKED in done.output, done.told
+    assert KEY_REFUSED in done.output, done.told
     long = agent.run(server, "é " * 30_000)  # a token for each byte
     assert "ran out of room in the model's context window" in long.output, long.told
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clients.agents.agent import WHO_IS_ASKED, Agent, Done
+from clients.agents.agent import KEY_REFUSED, Agent, Done
 from clients.checks import REPORT, SENTENCE, TALK, WEATHER, Server, works
 
 agent = Agent("opencode", "opencode.json", "--format", "json")
@@ -33,7 +33,7 @@ def tools(server: Server) -> None:
 @works("errors")
 def errors(server: Server) -> None:
     done = agent.run(server, TALK, key="wrong")
-    assert WHO_IS_ASKED in done.output, done.told
+    assert KEY_REFUSED in done.output, done.told
 
 
 @works("usage")
