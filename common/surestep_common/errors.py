@@ -4,6 +4,7 @@ SurestepError
 ├── InvalidRequest       the request itself is wrong; `param` names the field
 │   ├── ContextOverflow       prompt and output do not fit into the model's context
 │   ├── MissingParameter      a field that must be there is not
+│   ├── PreviousNotFound      no stored response to go on from
 │   ├── UnsupportedParameter  a field, or a value of one, whose effect is not implemented
 │   └── UnsupportedMediaType  a body that is not declared to be JSON
 ├── RequestTooLarge      body or prompt over a stated limit
@@ -66,6 +67,10 @@ class ContextOverflow(InvalidRequest):
 
 class MissingParameter(InvalidRequest):
     """A field that must be there is not."""
+
+
+class PreviousNotFound(InvalidRequest):
+    """No stored response to go on from; clients send the conversation again."""
 
 
 class UnsupportedParameter(InvalidRequest):
@@ -157,6 +162,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(InvalidRequest, _BAD, *_BAD_400, "invalid_value"),
     ErrorKind(ContextOverflow, _BAD, *_BAD_400, "context_length_exceeded"),
     ErrorKind(MissingParameter, _BAD, *_BAD_400, "missing_required_parameter"),
+    ErrorKind(PreviousNotFound, _BAD, *_BAD_400, "previous_response_not_found"),
     ErrorKind(UnsupportedParameter, _BAD, *_BAD_400, "unsupported_parameter"),
     ErrorKind(UnsupportedMediaType, _BAD, 415, "invalid_request_error", "unsupported_media_type"),
     ErrorKind(

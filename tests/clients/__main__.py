@@ -1,4 +1,4 @@
-"""`python -m clients NAME URL KEY FOLDER`: the script of one client, in the client's environment."""
+"""`python -m clients MODULE URL KEY FOLDER`: the script of one client, in the client's environment."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from pathlib import Path
 from clients import checks
 
 name, root, key, folder = sys.argv[1:]
-importlib.import_module(f"clients.with_{name}")
+importlib.import_module(f"clients.{name}")
 sys.exit(checks.main(checks.Server(root, key, Path(folder))))

@@ -22,6 +22,7 @@ from surestep_common.config import cache_dir
 HERE = Path(__file__).parent
 CACHE = cache_dir() / "clients"
 _CLAIM = re.compile(r"""(works|refused)\(\s*["']([^"']+)["']""")
+_PIN = re.compile(r'^(?: *")?([\w@/.-]+)(?:==|": ")([\w.+-]+)', re.MULTILINE)
 # No long attempts: without a network a client is left out, and nobody waits for it.
 _PIP = ("install", "-q", "--no-deps", "--no-compile", "--retries", "2", "--timeout", "20")
 _NPM = ("install", "--no-package-lock", "--no-audit", "--no-fund", "--fetch-retries=0")
@@ -36,7 +37,7 @@ class CannotInstallError(Exception):
 class Client(NamedTuple):
     """A script that acts as a client's user."""
 
-    name: str  # with_NAME.py or node/with_NAME.mjs
+    name: str  # with_NAME.py, agents/with_NAME.py or node/with_NAME.mjs
     script: Path
     versions: Path  # exact versions of everything it needs
 
@@ -52,13 +53,29 @@ class Client(NamedTuple):
         return self.script.read_text(encoding="utf-8").split("\n", 1)[0].strip('"/ .')
 
     @property
+    def version(self) -> str:
+        """The version of the package that the title names."""
+        text = self.versions.read_text(encoding="utf-8")
+        pins = dict(_PIN.findall(text.lower().replace("_", "-")))
+        words = [word.strip(",()`").lower() for word in self.title.split()]
+        return next((pins[word] for word in words if word in pins), "")
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is a program, which a script of Python starts."""
+        return self.script.parent.name == "agents"
+
+    @property
     def is_node(self) -> bool:
-        return self.script.suffix == ".mjs"
+        """Whether its packages are Node's."""
+        return self.versions.suffix == ".json"
 
     def command(self, environment: Path, scratch: Path) -> list[str]:
         """How the script is started, but for its arguments; `scratch` is an empty folder."""
-        if not self.is_node:
-            return [str(environment / "bin" / "python"), "-m", "clients", self.name]
+        if self.script.suffix == ".py":
+            python = sys.executable if self.is_agent else str(environment / "bin" / "python")
+            folders = ["agents"] if self.is_agent else []
+            return [python, "-m", "clients", ".".join([*folders, self.script.stem])]
         # Node looks for packages beside the script.
         folder = shutil.copytree(self.script.parent, scratch / "node")
         (folder / "node_modules").symlink_to(environment / "node_modules")
@@ -76,7 +93,11 @@ def clients() -> tuple[Client, ...]:
         Client(script.stem.removeprefix("with_"), script, HERE / "node" / "package.json")
         for script in HERE.glob("node/with_*.mjs")
     ]
-    return tuple(sorted((*python, *node)))
+    agents = [
+        Client(script.stem.removeprefix("with_"), script, HERE / "agents" / "package.json")
+        for script in HERE.glob("agents/with_*.py")
+    ]
+    return tuple(sorted((*python, *node, *agents)))
 
 
 def environment(client: Client, cache: Path = CACHE) -> Path:
@@ -137,8 +158,10 @@ def _run(command: list[str], folder: Path) -> None:
         raise CannotInstallError(next((x for x in lines if "ERROR" in x.upper()), lines[-1])[:300])
 
 
-def variables(home: Path) -> dict[str, str]:
+def variables(home: Path, environment: Path) -> dict[str, str]:
     """Of a script: this folder's modules, no network but loopback, nothing of the developer's."""
-    kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR") if key in os.environ}
+    programs = f"{environment / 'node_modules' / '.bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    kept = {key: os.environ[key] for key in ("LANG", "TMPDIR") if key in os.environ}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "127.0.0.1"}
-    return kept | offline | {"PYTHONPATH": str(HERE.parent), "HOME": str(home)}
+    ours = {"PATH": programs, "PYTHONPATH": str(HERE.parent), "HOME": str(home)}
+    return kept | offline | ours

@@ -10,8 +10,18 @@ from clients.environments import HERE, Client, clients
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 HEADING = "\n## Clients and features\n"
 FEATURES = (
-    *("chat", "text", "streaming", "tools", "forced tools", "JSON schemas", "errors", "usage"),
-    *("Responses", "seeds, logprobs", "embeddings", "cancelling", "scoring", "load"),
+    *("chat", "text", "streaming", "tools", "forced tools", "custom tools", "namespaces"),
+    *(
+        "JSON schemas",
+        "errors",
+        "usage",
+        "Responses",
+        "seeds, logprobs",
+        "embeddings",
+        "cancelling",
+        "scoring",
+        "load",
+    ),
 )
 
 
@@ -22,7 +32,7 @@ def row(client: Client, missing: str | None = None, troubles: Mapping[str, str] 
     cells = [outcomes.get(feature, "") for feature in FEATURES]
     if missing is not None:
         cells = [f"could not be installed: {missing}".replace("|", "/"), *[""] * (len(cells) - 1)]
-    return f"| {client.title} | {' | '.join(cells)} |"
+    return f"| {client.title} | {client.version} | {' | '.join(cells)} |"
 
 
 def write(missing: Mapping[str, str]) -> None:
@@ -35,7 +45,9 @@ def check() -> int:
     """Exit status: 1 if a line is not what the scripts say, unless it says that it was not run."""
     found = PAGE.read_text().removeprefix(_above()).splitlines()[-len(clients()) :]
     rows = [
-        old if old.startswith(f"| {client.title} | could not be installed") else row(client)
+        old
+        if old.startswith(f"| {client.title} | {client.version} | could not be")
+        else row(client)
         for client, old in zip(clients(), found, strict=False)
     ]
     if _above() + _table(rows) == PAGE.read_text():
@@ -52,8 +64,8 @@ def _table(rows: list[str]) -> str:
     lines = [
         HEADING,
         "What the scripts assert; `scripts/clients` runs them and writes this table.\n",
-        f"| | {' | '.join(FEATURES)} |",
-        f"|---|{'---|' * len(FEATURES)}",
+        f"| | version | {' | '.join(FEATURES)} |",
+        f"|---|---|{'---|' * len(FEATURES)}",
         *rows,
     ]
     return "\n".join(lines) + "\n"

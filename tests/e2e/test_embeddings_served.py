@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from e2e.conftest import FLAGS
@@ -66,6 +67,18 @@ def test_one_by_one_or_together_the_bits_are_the_same(embedder: Stack) -> None:
     with ThreadPoolExecutor(4) as threads:
         alone = list(threads.map(lambda text: embed(embedder, [text])[0], TEXTS))
     assert np.array_equal(np.stack(alone), together)
+
+
+def test_scores_are_cosines_of_the_vectors(embedder: Stack) -> None:
+    query, *documents = TEXTS
+    vectors = embed(embedder, TEXTS)
+    wanted = vectors[1:] @ vectors[0]
+    body = {"text_1": query, "text_2": documents}
+    scored = httpx.post(f"{embedder.url}/v1/score", json=body, timeout=60).json()["data"]
+    assert np.allclose([one["score"] for one in scored], wanted, atol=1e-5)
+    body = {"query": query, "documents": documents}
+    ranked = httpx.post(f"{embedder.url}/v1/rerank", json=body, timeout=60).json()["results"]
+    assert [one["index"] for one in ranked] == np.argsort(-wanted, kind="stable").tolist()
 
 
 def test_a_model_without_head_writes_nothing(embedder: Stack) -> None:

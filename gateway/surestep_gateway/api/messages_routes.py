@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.output.json_pieces import JsonPieces
+from surestep_gateway.request.parse import renamed
 from surestep_gateway.serving.event_stream import respond
 from surestep_gateway.serving.generation import chat_generation
 from surestep_gateway.serving.message_answer import MessageAnswer
@@ -20,7 +21,7 @@ from surestep_gateway.translate.message_body import CountTokensRequest, Messages
 from surestep_gateway.translate.message_request import FIELD_NAMES
 
 from .described_route import COUNTED_ERRORS, DescribedRoute, Description
-from .requests import deadline_of, origin_of, prepare, renamed
+from .requests import deadline_of, origin_of, prepare
 
 _CREATE = Description(
     summary="Answer as a message of Anthropic's API.",

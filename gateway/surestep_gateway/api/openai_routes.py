@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,8 +14,11 @@ from surestep_common.sampling_defaults import shown
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
+from surestep_gateway.observability.answer_metrics import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.output.json_pieces import JsonPieces
-from surestep_gateway.request.embedding_body import EmbeddingRequest
+from surestep_gateway.request.embedding_body import EmbeddingRequest, RerankRequest, ScoreRequest
+from surestep_gateway.request.embedding_inputs import PreparedInputs, PreparedScores
+from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.tokenizer_bodies import (
     DetokenizeBody,
@@ -31,12 +36,17 @@ from surestep_gateway.serving.generation import (
 )
 from surestep_gateway.serving.request_log import log_embedding, log_request
 from surestep_gateway.serving.respond import json_answer
+from surestep_gateway.serving.scores import Scoring
 from surestep_gateway.text_processes.jobs import (
     CHAT,
     COMPLETION,
     DETOKENIZE,
     EMBEDDING,
+    INVOCATION,
+    RERANK,
+    SCORE,
     TOKENIZE,
+    Invoked,
     Job,
 )
 
@@ -60,6 +70,19 @@ _COMPLETION = Description(
 _EMBEDDINGS = Description(
     summary="Make vectors of texts.", bodies=(EmbeddingRequest,), keys=True, errors=COUNTED_ERRORS
 )
+_SCORE = Description(
+    summary="Compare texts.", bodies=(ScoreRequest,), keys=True, errors=COUNTED_ERRORS
+)
+_RERANK = Description(
+    summary="Rank documents.", bodies=(RerankRequest,), keys=True, errors=COUNTED_ERRORS
+)
+_INVOCATIONS = Description(
+    summary="Answer a request of one of these kinds, for SageMaker.",
+    bodies=(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest),
+    streams=True,
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
 _MODELS = Description(summary="Served names.", keys=True, errors=(401, 503))
 _TOKENIZE = Description(
     summary="Tokens of a text or a chat.",
@@ -76,12 +99,22 @@ class OpenAIRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._created = int(time.time())
+        self._runs: dict[bytes, Callable[..., Awaitable[Response]]] = {
+            CHAT.name: self._chat,
+            COMPLETION.name: self._complete,
+            EMBEDDING.name: self._embed,
+            SCORE.name: self._compare,
+            RERANK.name: self._compare,
+        }
 
     def routes(self) -> list[Route]:
         return [
             DescribedRoute("POST", "/v1/chat/completions", self.chat, _CHAT),
             DescribedRoute("POST", "/v1/completions", self.completions, _COMPLETION),
             DescribedRoute("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
+            *(DescribedRoute("POST", path, self.score, _SCORE) for path in SCORE_PATHS),
+            *(DescribedRoute("POST", path, self.rerank, _RERANK) for path in RERANK_PATHS),
+            DescribedRoute("POST", "/invocations", self.invocations, _INVOCATIONS),
             DescribedRoute("GET", "/v1/models", self.models, _MODELS),
             Route("/v1/models/{model:path}", self.model),
             DescribedRoute("POST", "/tokenize", self.tokenize, _TOKENIZE),
@@ -90,31 +123,65 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        arrived = time.perf_counter()
-        deadline = deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, CHAT, request, deadline)
+        return await self._serve(CHAT, request)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        return await self._serve(COMPLETION, request)
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        return await self._serve(EMBEDDING, request)
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score"""
+        return await self._serve(SCORE, request)
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank"""
+        return await self._serve(RERANK, request)
+
+    async def invocations(self, request: Request) -> Response:
+        """POST /invocations"""
+        return await self._serve(INVOCATION, request)
+
+    async def _serve(self, job: Job[Any], request: Request) -> Response:
+        """Prepare a request, which says what kind it is where its path does not, and run it."""
+        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
+        prepared, kind = await prepare(self._gateway, job, request, deadline), job.name
+        if isinstance(prepared, Invoked):
+            kind, prepared = prepared
+        return await self._runs[kind](request, prepared, arrived, deadline)
+
+    async def _chat(
+        self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
+    ) -> Response:
         origin = origin_of(request, prepared.body, arrived)
         generation = await chat_generation(self._gateway, prepared, origin, deadline)
         return await self._answer(request, generation, ChatChoices(self._gateway, generation))
 
-    async def completions(self, request: Request) -> Response:
-        """POST /v1/completions"""
-        arrived = time.perf_counter()
-        deadline = deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, COMPLETION, request, deadline)
+    async def _complete(
+        self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
+    ) -> Response:
         origin = origin_of(request, prepared.body, arrived)
         generation = await completion_generation(self._gateway, prepared, origin, deadline)
         return await self._answer(request, generation, CompletionChoices(self._gateway, generation))
 
-    async def embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings"""
-        arrived = time.perf_counter()
-        deadline = deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, EMBEDDING, request, deadline)
+    async def _embed(
+        self, request: Request, prepared: PreparedInputs, arrived: float, deadline: float
+    ) -> Response:
         origin = origin_of(request, prepared.body, arrived)
         embedding = Embedding(self._gateway, prepared, origin, deadline)
         log_embedding(self._gateway, embedding.id, origin, prepared)
         return await embedding.answer(request.receive)
+
+    async def _compare(
+        self, request: Request, prepared: PreparedScores, arrived: float, deadline: float
+    ) -> Response:
+        origin = origin_of(request, prepared.inputs.body, arrived)
+        scoring = Scoring(self._gateway, prepared, origin, deadline)
+        log_embedding(self._gateway, scoring.id, origin, prepared.inputs)
+        return await scoring.answer(request.receive)
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
         answer = await prepare(self._gateway, job, request, deadline_of(self._gateway))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from starlette.requests import Request
-from surestep_common.errors import DeadlineExceeded, InvalidRequest
+from surestep_common.errors import DeadlineExceeded
 
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
@@ -60,22 +57,3 @@ async def prepare_bytes(
             return await until_disconnect(request.receive, work, gateway.admission)
     except TimeoutError:
         raise DeadlineExceeded("the request was not prepared in time") from None
-
-
-@contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name fields as an API does.
-
-    `names` has its names for those of a chat, by patterns of how these begin.
-    """
-    try:
-        yield
-    except InvalidRequest as error:
-        old = error.param or ""
-        for pattern, name in names.items():
-            new, found = re.subn(rf"^{pattern}(?!\w)", name, old)
-            if found:
-                place = rf"(?<!\w){re.escape(old)}(?!\w)"
-                message = re.sub(place, new.replace("\\", r"\\"), error.message)
-                raise type(error)(message, param=new) from None
-        raise

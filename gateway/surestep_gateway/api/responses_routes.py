@@ -11,12 +11,20 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from surestep_common.errors import InvalidRequest, NotFound, RequestTooLarge, UnsupportedParameter
+from surestep_common.errors import (
+    InvalidRequest,
+    NotFound,
+    PreviousNotFound,
+    RequestTooLarge,
+    SurestepError,
+    UnsupportedParameter,
+)
 
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.output.json_pieces import JsonPieces
+from surestep_gateway.request.parse import renamed
 from surestep_gateway.serving.event_stream import respond
 from surestep_gateway.serving.generation import chat_generation
 from surestep_gateway.serving.request_log import log_request
@@ -29,7 +37,7 @@ from surestep_gateway.translate.response_request import FIELD_NAMES, PreparedRes
 
 from .described_route import COUNTED_ERRORS, DescribedRoute, Description, Parameter
 from .middleware import body_of
-from .requests import deadline_of, origin_of, prepare_bytes, renamed
+from .requests import deadline_of, origin_of, prepare_bytes
 
 _PATH = "/v1/responses"
 _MOST_ITEMS = 100  # of one page, as at OpenAI
@@ -103,10 +111,7 @@ class ResponsesRoutes:
             for wanted in prepared.wanted:
                 record = await gateway.store.get(key_of(caller, wanted))
                 if record is None:
-                    raise NotFound(
-                        f"no response with the id '{wanted}' is stored",
-                        param="previous_response_id",
-                    )
+                    raise _nothing_stored(wanted, prepared.asked.get("previous_response_id"))
                 parts.append(record)
                 _check_size(parts, gateway.settings.responses_store_bytes)
             data = framed(parts)
@@ -172,6 +177,14 @@ def _check_size(parts: Sequence[bytes], most: int) -> None:
             f"the request and the stored responses that it needs have more than {most} bytes",
             param="input",
         )
+
+
+def _nothing_stored(wanted: str, previous: str | None) -> SurestepError:
+    """Return the error for a request that goes on from, or refers to, what is not there."""
+    message = f"no response with the id '{wanted}' is stored"
+    if wanted == previous:
+        return PreviousNotFound(message, param="previous_response_id")
+    return NotFound(message, param="input")
 
 
 def _not_found(request: Request) -> NotFound:

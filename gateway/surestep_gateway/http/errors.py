@@ -18,6 +18,7 @@ from surestep_common.errors import (
     ModelChanged,
     QueueFull,
     SurestepError,
+    Unauthenticated,
     Unavailable,
     kind_of,
     lack_of,
@@ -87,6 +88,8 @@ def error_response(error: BaseException, path: str = "") -> Response:
     error, headers = lack_of(error) or error, {}
     if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
+    if isinstance(error, Unauthenticated):
+        headers["x-should-retry"] = "false"  # else Claude Code tries ten times
     if isinstance(error, ClientTooSlow):
         headers["Connection"] = "close"  # the rest of the body is not read
     body = anthropic_body(error) if is_anthropic(path) else error_body(error)

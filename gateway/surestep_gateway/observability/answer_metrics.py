@@ -16,13 +16,23 @@ from surestep_common.errors import ERROR_TABLE, Cancelled, ErrorKind, QueueFull,
 from surestep_common.tracing import SERVER_FAULT
 
 # Requests whose answers may be streams.
-STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+STREAMED = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        "/invocations",
+    }
+)
+# vLLM's paths of one endpoint; Jina's and Cohere's clients know it by the last two.
+SCORE_PATHS = ("/score", "/v1/score")
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 # Requests that are counted, open and ended, and bounded in number.
 COUNTED = STREAMED | {
     "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/tokenize",
     "/detokenize",
+    *SCORE_PATHS,
+    *RERANK_PATHS,
 }
 
 _LABELS = ("path", "streamed", "end", "type", "code", "status")

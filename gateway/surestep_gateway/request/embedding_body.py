@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from .protocol import (
     UNSUPPORTED_KIND,
+    Body,
+    Natural,
     Positive,
     RequestId,
     TokenIds,
@@ -57,3 +59,50 @@ class EmbeddingRequest(EmbeddingBody):
         ],
         Discriminator(kind_of_prompt),
     ]
+
+
+def _kind_of_texts(given: Any) -> str:
+    return "<texts>" if isinstance(given, list) else "<text>"
+
+
+OneOrMore = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[
+        list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")
+    ],
+    Discriminator(_kind_of_texts),
+]
+
+
+class ScoreRequest(EmbeddingBody):
+    """POST /v1/score: one text beside each of several, or as many pairs as there are texts."""
+
+    text_1: OneOrMore = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
+    text_2: OneOrMore = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
+
+
+class TextDocument(Body):
+    """A document with its text under a name, as Cohere's and Jina's clients may send it."""
+
+    text: str
+
+
+def _kind_of_document(document: Any) -> str:
+    return "<object>" if isinstance(document, dict | TextDocument) else "<text>"
+
+
+class RerankRequest(EmbeddingBody):
+    """POST /v1/rerank: documents by their likeness to a query."""
+
+    query: str
+    documents: Annotated[
+        list[
+            Annotated[
+                Annotated[str, Tag("<text>")] | Annotated[TextDocument, Tag("<object>")],
+                Discriminator(_kind_of_document),
+            ]
+        ],
+        Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True),
+    ]
+    top_n: Natural | None = None  # 0 or None: all
+    return_documents: bool | None = None  # not False: results have their texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
@@ -19,6 +20,9 @@ _TEXT_PARTS = {  # types of parts, and where their text is; the last two are tho
     "output_text": "text",
 }
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # of earlier answers
+# Orders of messages that some templates refuse, or lose.
+_LATE = ("system", "system", "user", "assistant", "system", "user")
+_NEIGHBOURS = ("user", "user", "assistant", "user")
 _TYPE_CHARS = 32  # shown of an unknown type
 
 
@@ -81,27 +85,34 @@ def with_known_roles(
     """Return messages whose instructions the template reads.
 
     `developer` is `system` to a template without that role. Where it wants one system message, at
-    the beginning, all of them become that one.
+    the beginning, all of them become that one. Where roles must alternate, neighbouring messages
+    of the user become one.
     """
     known = template.knows_developer(tools=tools, source=source)
     named = [
         message | {"role": "system"} if message["role"] == "developer" and not known else message
         for message in messages
     ]
-    instructions = [message for message in named if message["role"] == "system"]
-    if not any(message["role"] == "system" for message in named[1:]):
-        return named
-    if template.keeps_late_instructions(tools=tools, source=source):
-        return named
-    others = [message for message in named if message["role"] != "system"]
-    return [instructions[0] | {"content": _joined(instructions)}, *others]
+    if any(message["role"] == "system" for message in named[1:]) and not template.reads(
+        _LATE, tools=tools, source=source
+    ):
+        instructions = [message for message in named if message["role"] == "system"]
+        others = [message for message in named if message["role"] != "system"]
+        named = [_joined(instructions), *others]
+    runs = [(role, list(run)) for role, run in groupby(named, key=lambda one: one["role"])]
+    if any(role == "user" and len(run) > 1 for role, run in runs) and not template.reads(
+        _NEIGHBOURS, tools=tools, source=source
+    ):
+        parted = ([_joined(run)] if role == "user" else run for role, run in runs)
+        named = [message for run in parted for message in run]
+    return named
 
 
-def _joined(messages: Sequence[Message]) -> str | list[Message]:
-    """Return the contents as one text, a part of its own where templates go through parts."""
+def _joined(messages: Sequence[Message]) -> Message:
+    """Return one message: one text, a part of its own where templates go through parts."""
     texts, in_parts = [], False
     for content in (message["content"] for message in messages):
         in_parts |= isinstance(content, list)
-        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content or ()]
     text = "\n\n".join(filter(None, texts))
-    return [{"type": "text", "text": text}] if in_parts else text
+    return messages[0] | {"content": [{"type": "text", "text": text}] if in_parts else text}

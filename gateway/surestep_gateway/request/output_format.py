@@ -28,7 +28,14 @@ from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 
 from .prompts import PreparedRequest
-from .protocol import ChatBody, ChatRequest, GenerationBody, NamedToolChoice
+from .protocol import (
+    AllowedToolChoice,
+    ChatBody,
+    ChatRequest,
+    Function,
+    GenerationBody,
+    NamedToolChoice,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +103,7 @@ def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
         )
     if not request.tools or choice == "none":
         return
-    if choice in (None, "auto") and not settings.enable_auto_tool_choice:
+    if not _must_call(request) and not settings.enable_auto_tool_choice:
         raise UnsupportedParameter(
             '"auto" tool choice requires the server to run with --enable-auto-tool-choice and '
             "--tool-call-parser",
@@ -106,13 +113,39 @@ def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
         raise UnsupportedParameter(
             "tool choice requires the server to run with --tool-call-parser", param="tool_choice"
         )
-    if isinstance(choice, NamedToolChoice):
-        names = [tool.function.name for tool in request.tools]
-        if choice.function.name not in names:
+    offered = {tool.function.name for tool in request.tools}
+    for name in _chosen(request) or ():
+        if name not in offered:
             raise InvalidRequest(
-                f"'tool_choice' names '{choice.function.name}', which is none of the tools",
-                param="tool_choice",
+                f"'tool_choice' names '{name}', which is none of the tools", param="tool_choice"
             )
+
+
+def callable_tools(request: ChatRequest) -> list[tuple[int, Function]]:
+    """Return the functions that `tool_choice` lets the model call, with their places in `tools`."""
+    if request.tool_choice == "none":
+        return []
+    chosen = _chosen(request)
+    functions = enumerate(tool.function for tool in request.tools or ())
+    return [(n, one) for n, one in functions if chosen is None or one.name in chosen]
+
+
+def _chosen(request: ChatRequest) -> list[str] | None:
+    """Return the names that `tool_choice` has, None where it has none."""
+    match request.tool_choice:
+        case NamedToolChoice(function=function):
+            return [function.name]
+        case AllowedToolChoice(allowed_tools=allowed):
+            return [tool.function.name for tool in allowed.tools]
+    return None
+
+
+def _must_call(request: ChatRequest) -> bool:
+    """Return whether the output is calls and nothing else."""
+    choice = request.tool_choice
+    if isinstance(choice, AllowedToolChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedToolChoice)
 
 
 def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
@@ -155,22 +188,19 @@ def _wanted_tools(request: ChatRequest) -> Tools | None:
 
     Raise InvalidRequest.
     """
-    choice, tools = request.tool_choice, request.tools or ()
-    if not tools or choice == "none":
+    functions = callable_tools(request)
+    if not functions:
         return None
-    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    required = named is not None or choice == "required"
+    required, chosen = _must_call(request), _chosen(request) is not None
     schemas: dict[str, dict[str, Any] | None] = {}
-    for number, tool in enumerate(tools):
-        function, field = tool.function, f"tools[{number}].function.parameters"
-        if named is not None and function.name != named:
-            continue
+    for number, function in functions:
         schema = function.parameters if required or function.strict else None
         if schema is not None:
-            check_schema(schema, field)
+            check_schema(schema, f"tools[{number}].function.parameters")
         schemas[function.name] = schema
-    parallel = named is None and request.parallel_tool_calls is not False
-    return Tools("tool_choice" if required else "tools", schemas, required, parallel)
+    single = isinstance(request.tool_choice, NamedToolChoice)
+    parallel = not single and request.parallel_tool_calls is not False
+    return Tools("tool_choice" if required or chosen else "tools", schemas, required, parallel)
 
 
 def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wanted | None) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
@@ -57,6 +60,25 @@ def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
         raise _first_problem(error) from None
     _log_unknown(body)
     return body
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name fields as an API does.
+
+    `names` has its names for those of a chat, by patterns of how these begin.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        old = error.param or ""
+        for pattern, name in names.items():
+            new, found = re.subn(rf"^{pattern}(?!\w)", name, old)
+            if found:
+                place = rf"(?<!\w){re.escape(old)}(?!\w)"
+                message = re.sub(place, new.replace("\\", r"\\"), error.message)
+                raise type(error)(message, param=new) from None
+        raise
 
 
 def _log_unknown(body: Body) -> None:

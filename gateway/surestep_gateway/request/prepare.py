@@ -24,6 +24,7 @@ from surestep_gateway.text.tokenizer import Texts
 
 from .bad_words import bad_words, total_chars
 from .output_format import (
+    callable_tools,
     check_tool_choice,
     constrain,
     ending_ids,
@@ -242,9 +243,7 @@ def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:
         raise RequestTooLarge(
             f"tools must have at most {MAX_TOOLS_BYTES} bytes, got {size}", param="tools"
         )
-    if request.tool_choice == "none":
-        return {}
-    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+    return {function.name: function.parameters or {} for _, function in callable_tools(request)}
 
 
 def _sampling(

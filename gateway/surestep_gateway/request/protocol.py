@@ -224,6 +224,22 @@ class NamedToolChoice(Body):
     function: NamedFunction
 
 
+class AllowedTools(Body):
+    """Some of the tools; `mode` says whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+    ]
+
+
+class AllowedToolChoice(Body):
+    """The tools that may be called; the prompt has all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class TemplateFields(Body):
     """The fields that determine how messages become a prompt."""
 
@@ -241,11 +257,26 @@ class TemplateFields(Body):
     add_special_tokens: bool | None = None
 
 
+def _kind_of_choice(choice: Any) -> str:
+    if isinstance(choice, str):
+        return "<word>"
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "<allowed_tools>" if kind == "allowed_tools" else "<function>"
+
+
 class ChatBody(GenerationBody):
     """The options of a chat besides its messages."""
 
     echo: bool | None = None  # the last message comes first in the answer, if it is the assistant's
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+            | Annotated[NamedToolChoice, Tag("<function>")]
+            | Annotated[AllowedToolChoice, Tag("<allowed_tools>")],
+            Discriminator(_kind_of_choice),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     max_completion_tokens: Positive | None = None

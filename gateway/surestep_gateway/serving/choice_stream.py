@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from surestep_gateway.http.errors import error_body
 from surestep_gateway.output.json_pieces import json_pieces
 from surestep_gateway.output.sequence import Delta, OutputSequence
+from surestep_gateway.output.usage import TokenUsage
 
 from .choices import ChoiceBuilder, envelope
 from .event_stream import COMMENT, Pieces, event
@@ -35,6 +37,7 @@ class ChoiceEvents:
         )
         self._head = envelope(generation, builder.chunk_name)
         self._begun = False
+        self._told = self._counted(output=0)
 
     async def opening(self, sequence: OutputSequence) -> Pieces:
         """Return the choice that opens a sequence; the first one has what all choices share."""
@@ -43,6 +46,8 @@ class ChoiceEvents:
         choice = await self._builder.opening(sequence)
         if choice is None:
             return []
+        # What the sequence wrote by now comes in the chunks behind this one.
+        self._told = self._counted(self._told.output, self._told.reasoning)
         first, *rest = json_pieces(self._chunk(choice) | extra)
         pieces = [b"data: " + first, *rest]
         pieces[-1] += b"\n\n"
@@ -50,7 +55,11 @@ class ChoiceEvents:
 
     def delta(self, sequence: OutputSequence, delta: Delta) -> bytes:
         choice = self._builder.piece(sequence, delta)
-        return b"" if choice is None else event(self._chunk(choice))
+        if choice is None:
+            return b""
+        if self._usage_always:
+            self._told = dataclasses.replace(self._generation.usage)
+        return event(self._chunk(choice))
 
     async def end(self) -> bytes:
         tail = b"data: [DONE]\n\n"
@@ -64,5 +73,11 @@ class ChoiceEvents:
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}
         if self._usage_at_end:  # null until the last one, as OpenAI has it
-            chunk["usage"] = self._generation.usage.shown() if self._usage_always else None
+            chunk["usage"] = self._told.shown() if self._usage_always else None
         return chunk
+
+    def _counted(self, output: int, reasoning: int | None = 0) -> TokenUsage:
+        """Return the counts of the prompt, with these of the output."""
+        usage = self._generation.usage
+        known = None if usage.reasoning is None else reasoning
+        return dataclasses.replace(usage, output=output, reasoning=known)

@@ -9,8 +9,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,12 @@ logger = logging.getLogger(__name__)
 _LEAST_NORM = 1e-12  # a vector of zeros has no direction
 
 Vector = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+
+async def _awaited(one: Awaitable[T]) -> T:
+    """Return its result: a task takes nothing but a coroutine."""
+    return await one
 
 
 def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
@@ -69,9 +75,12 @@ class _VectorFormat(NamedTuple):
         normalize = config.normalize if given is None else given
         return cls(wanted or info.hidden_size, normalize, body.encoding_format == "base64")
 
+    def vector(self, pooled: bytes) -> Vector:
+        return _finished(pooled, self.dimensions, normalize=self.normalize)
+
     def written(self, index: int, pooled: bytes) -> bytes:
         """Return one entry of the response as JSON."""
-        vector = _finished(pooled, self.dimensions, normalize=self.normalize)
+        vector = self.vector(pooled)
         value: Any = base64.b64encode(vector.tobytes()).decode() if self.as_base64 else vector
         entry = {"object": "embedding", "index": index, "embedding": value}
         return orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -97,7 +106,7 @@ class Embedding:
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
         self.id = f"embd-{origin.request_id}"
-        self._name = prepared.body.model or gateway.settings.model_names()[0]
+        self.model = prepared.body.model or gateway.settings.model_names()[0]
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         self._call_id = f"{self.id}-{secrets.token_hex(4)}"
         self._tenant = origin.caller.tenant(prepared.body.user)
@@ -109,20 +118,39 @@ class Embedding:
 
     async def answer(self, receive: Receive) -> Response:
         """Run to the end and return the response. Raise SurestepError."""
-        async with self._logged():
-            entries = await until_disconnect(receive, self._entries(), self._gateway.admission)
+        entries = await self._run(receive, self._entry)
         return JsonPieces(self._whole(entries), self._gateway.answers)
 
-    async def _entries(self) -> list[bytes]:
-        tasks = []
+    async def vectors(self, receive: Receive) -> list[Vector]:
+        """Run to the end and return the vectors. Raise SurestepError."""
+        return await self._run(receive, self._vector)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The counts of the response."""
+        tokens = sum(map(len, self._inputs))
+        return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+    async def _run(
+        self, receive: Receive, one: Callable[[int, Sequence[int]], Awaitable[T]]
+    ) -> list[T]:
+        async with self._logged():
+            return await until_disconnect(receive, self._each(one), self._gateway.admission)
+
+    async def _each(self, one: Callable[[int, Sequence[int]], Awaitable[T]]) -> list[T]:
+        tasks: list[asyncio.Task[T]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for index, ids in enumerate(self._inputs):
-                    tasks.append(group.create_task(self._entry(index, ids)))
+                    tasks.append(group.create_task(_awaited(one(index, ids))))
                     await asyncio.sleep(0)  # each is sent in a turn of its own
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         return [task.result() for task in tasks]
+
+    async def _vector(self, index: int, ids: Sequence[int]) -> Vector:
+        async with self._slots:
+            return self._format.vector(await self._pooled(index, ids))
 
     async def _entry(self, index: int, ids: Sequence[int]) -> bytes:
         async with self._slots:
@@ -180,10 +208,9 @@ class Embedding:
             "id": self.id,
             "object": "list",
             "created": int(time.time()),
-            "model": self._name,
+            "model": self.model,
         }
-        tokens = sum(map(len, self._inputs))
-        usage = orjson.dumps({"usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+        usage = orjson.dumps({"usage": self.usage})
         pieces: list[bytes | bytearray] = [orjson.dumps(head)[:-1], b',"data":[']
         for index, entry in enumerate(entries):
             pieces += [b",", entry] if index else [entry]
@@ -202,5 +229,5 @@ class Embedding:
             raise
         finally:
             tokens = sum(map(len, self._inputs))
-            tell_embedding(self._name, self._origin.request_id, tokens)
+            tell_embedding(self.model, self._origin.request_id, tokens)
             logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)

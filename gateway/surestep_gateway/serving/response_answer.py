@@ -20,13 +20,14 @@ from surestep_gateway.stored.store import key_of
 from surestep_gateway.translate.frames import framed
 from surestep_gateway.translate.response_items import item_id
 from surestep_gateway.translate.response_request import PreparedResponse
+from surestep_gateway.translate.response_tools import Called, input_of, shown_call
 
 from .event_stream import COMMENT, Pieces, named_event
 from .generation import Generation
 
 Json = dict[str, Any]
 
-_KINDS = {Kind.REASONING: "reasoning", Kind.TEXT: "message", Kind.CALL: "function_call"}
+_KINDS = {Kind.REASONING: "reasoning", Kind.TEXT: "message"}  # a call's is the tool's
 _TEXT_EVENTS = {
     Kind.REASONING: "response.reasoning_text",
     Kind.TEXT: "response.output_text",
@@ -152,16 +153,29 @@ class ResponseAnswer:
                 yield self._of_item("response.output_item.added", block)
                 if not is_call:
                     yield part | {"type": "response.content_part.added", "part": _part(block)}
+            case _ if is_call and self._kind(block) != "function_call":
+                yield from self._special_call(change, place)
             case Written(_, text):
                 yield part | logprobs | {"type": f"{name}.delta", "delta": text}
             case Closed():
                 if is_call:
-                    told = {"name": block.name, "arguments": block.text}
+                    told = {"name": self._called(block).name, "arguments": block.text}
                     yield part | {"type": f"{name}.done"} | told
                 else:
                     yield part | logprobs | {"type": f"{name}.done", "text": block.text}
                     yield part | {"type": "response.content_part.done", "part": _part(block)}
                 yield self._of_item("response.output_item.done", block)
+
+    def _special_call(self, change: Change, place: Json) -> Iterator[Json]:
+        """Yield the events of a call whose text is not the JSON that the model writes."""
+        block = change.block
+        if not isinstance(change, Closed):
+            return
+        if self._kind(block) == "custom_tool_call":
+            text = input_of(block.text)
+            yield place | {"type": "response.custom_tool_call_input.delta", "delta": text}
+            yield place | {"type": "response.custom_tool_call_input.done", "input": text}
+        yield self._of_item("response.output_item.done", block)
 
     def _created(self) -> Pieces:
         return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
@@ -176,15 +190,21 @@ class ResponseAnswer:
         number, self._num_events = self._num_events, self._num_events + 1
         return named_event(content | {"sequence_number": number})
 
+    def _called(self, block: Block) -> Called:
+        return self._prepared.called.get(block.name, Called("function_call", block.name))
+
+    def _kind(self, block: Block) -> str:
+        return self._called(block).kind if block.kind is Kind.CALL else _KINDS[block.kind]
+
     def _id(self, block: Block) -> str:
         place = self._prepared.num_items + block.index
-        return item_id(_KINDS[block.kind], self._prepared.token, place)
+        return item_id(self._kind(block), self._prepared.token, place)
 
     def _item(self, block: Block) -> Json:
         status = "completed" if block.complete else "incomplete"
         if not block.closed and self._status == "in_progress":
             status = "in_progress"
-        item: Json = {"id": self._id(block), "type": _KINDS[block.kind], "status": status}
+        item: Json = {"id": self._id(block), "type": self._kind(block), "status": status}
         content = [_part(block)] if block.closed or block.text else []
         match block.kind:
             case Kind.TEXT:
@@ -193,7 +213,7 @@ class ResponseAnswer:
                 return item | {"summary": [], "content": content}
             case Kind.CALL:
                 call_id = f"call_{self._id(block).partition('_')[2]}"
-                return item | {"call_id": call_id, "name": block.name, "arguments": block.text}
+                return item | {"call_id": call_id} | shown_call(self._called(block), block.text)
 
     def _usage(self) -> Json:
         usage = self._generation.usage

@@ -23,7 +23,6 @@ _CONTINUE_MARK = "\ue000continue\ue000 "
 _HARMONY_MARK = "<|channel|>"
 _TESTS_FOR_TEXT = re.compile(r"content['\"]?\]? is string")
 _ASKS_FOR_NONE = re.compile(r"content['\"]?\]? is none")
-_TRIAL = ("system", "system", "user", "assistant", "system", "user")
 _TRIAL_TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 ]
@@ -50,7 +49,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._default = self._compile(source) if source is not None else None
         self._with_tools = self._compile(tool_source) if tool_source is not None else self._default
-        self._keeps_late = dict[bool, bool]()  # without tools and with them, once it was tried
+        self._tried = dict[tuple[bool, tuple[str, ...]], bool]()  # what it reads, with tools or not
         self._parts = [self._goes_through_parts(each) for each in (source, tool_source or source)]
 
     @classmethod
@@ -104,16 +103,16 @@ class ChatTemplate:
         """Return whether a template has a place for the role `developer`."""
         return "developer" in self._chosen(tools=tools, source=source)
 
-    def keeps_late_instructions(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether system messages may stand anywhere. Others want one, at the beginning."""
+    def reads(self, roles: tuple[str, ...], *, tools: bool, source: str | None = None) -> bool:
+        """Return whether a template takes messages of these roles in this order, and all texts."""
         if source is not None:
-            return self._renders_late_instructions(tools, source)
-        if tools not in self._keeps_late:
-            self._keeps_late[tools] = self._renders_late_instructions(tools, None)
-        return self._keeps_late[tools]
+            return self._renders_all(roles, tools, source)
+        if (tools, roles) not in self._tried:
+            self._tried[tools, roles] = self._renders_all(roles, tools, None)
+        return self._tried[tools, roles]
 
-    def _renders_late_instructions(self, tools: bool, source: str | None) -> bool:
-        trial = [{"role": role, "content": f"{role}{n}"} for n, role in enumerate(_TRIAL)]
+    def _renders_all(self, roles: tuple[str, ...], tools: bool, source: str | None) -> bool:
+        trial = [{"role": role, "content": f"{role}{n}"} for n, role in enumerate(roles)]
         if self.takes_parts(tools=tools, source=source):
             for one in trial:
                 one["content"] = [{"type": "text", "text": one["content"]}]  # type: ignore[assignment]
@@ -121,7 +120,7 @@ class ChatTemplate:
             text = self.render(trial, tools=_TRIAL_TOOLS if tools else None, source=source)
         except InvalidRequest:
             return False
-        return all(f"{role}{n}" in text for n, role in enumerate(_TRIAL))
+        return all(f"{role}{n}" in text for n, role in enumerate(roles))
 
     def _chosen(self, *, tools: bool, source: str | None) -> str:
         return source or (tools and self.definition[2]) or self.definition[0] or ""

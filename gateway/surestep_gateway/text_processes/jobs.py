@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from surestep_gateway.request.embedding_inputs import PreparedInputs, draft_embedding
+from surestep_common.errors import MissingParameter
+from surestep_proto.scheduler_pb2 import SchedulerInfo
+
+from surestep_gateway.request.embedding_inputs import (
+    PreparedInputs,
+    PreparedScores,
+    draft_embedding,
+    draft_rerank,
+    draft_score,
+)
+from surestep_gateway.request.parse import parse
 from surestep_gateway.request.prepare import (
+    Draft,
     Kind,
     draft_chat,
     draft_completion,
@@ -14,6 +25,8 @@ from surestep_gateway.request.prepare import (
     draft_tokenize,
 )
 from surestep_gateway.request.prompts import PreparedRequest
+from surestep_gateway.request.protocol import Body
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.translate.message_request import draft_count, draft_message
 from surestep_gateway.translate.response_request import (
     PreparedResponse,
@@ -53,6 +66,9 @@ DETOKENIZE: Job[bytes] = Job(b"detokenize", draft_detokenize, _dump, _load)
 EMBEDDING: Job[PreparedInputs] = Job(
     b"embedding", draft_embedding, wire.dump_inputs, wire.load_inputs
 )
+_SCORES = (wire.dump_scores, wire.load_scores)
+SCORE: Job[PreparedScores] = Job(b"score", draft_score, *_SCORES)
+RERANK: Job[PreparedScores] = Job(b"rerank", draft_rerank, *_SCORES)
 
 _RESPONSE = (wire.dump_response, wire.load_response)
 RESPONSE: Job[PreparedResponse] = Job(b"response", draft_response, *_RESPONSE)
@@ -61,8 +77,48 @@ CONTINUED: Job[PreparedResponse] = Job(b"continued", draft_continued, *_RESPONSE
 MESSAGE: Job[PreparedRequest] = Job(b"message", draft_message, *_PREPARED)
 COUNT: Job[bytes] = Job(b"count", draft_count, _dump, _load)
 
+# Requests of SageMaker's one path, by the field that no other kind has.
+_INVOKED: dict[str, Job[Any]] = {
+    "messages": CHAT,
+    "prompt": COMPLETION,
+    "input": EMBEDDING,
+    "query": RERANK,
+    "text_1": SCORE,
+}
+
+
+class Invoked(NamedTuple):
+    """A request of any kind that has been prepared."""
+
+    kind: bytes  # name of its job
+    prepared: Any
+
+
+def _draft_invocation(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[Invoked]:
+    """POST /invocations. Raise SurestepError."""
+    fields = parse(Body, raw).model_extra or {}
+    job = next((job for name, job in _INVOKED.items() if name in fields), None)
+    if job is None:
+        raise MissingParameter(f"one of these is required: {', '.join(_INVOKED)}", param=None)
+    draft, kind = job.draft(processor, raw, info), job.name
+    return Draft(draft.texts, lambda encoded: Invoked(kind, draft.finish(encoded)))
+
+
+def _dump_invoked(invoked: Invoked) -> Parts:
+    return [invoked.kind, *BY_NAME[invoked.kind].dump(invoked.prepared)]
+
+
+def _load_invoked(parts: Sequence[bytes]) -> Invoked:
+    kind, *rest = parts
+    return Invoked(kind, BY_NAME[kind].load(rest))
+
+
+INVOCATION: Job[Invoked] = Job(b"invocation", _draft_invocation, _dump_invoked, _load_invoked)
+
 _ALL: tuple[Job[Any], ...] = (
-    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING),
-    *(RESPONSE, CONTINUED, MESSAGE, COUNT),
+    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK),
+    *(RESPONSE, CONTINUED, MESSAGE, COUNT, INVOCATION),
 )
 BY_NAME = {job.name: job for job in _ALL}

@@ -20,10 +20,11 @@ from surestep_proto.scheduler_pb2 import GenerateRequest
 
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.request.embedding_body import EmbeddingBody
-from surestep_gateway.request.embedding_inputs import PreparedInputs
+from surestep_gateway.request.embedding_inputs import PreparedInputs, PreparedScores
 from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import ChatBody, CompletionBody
 from surestep_gateway.translate.response_request import PreparedResponse
+from surestep_gateway.translate.response_tools import Called
 
 Parts = Sequence[bytes | bytearray]
 
@@ -127,6 +128,7 @@ def dump_response(prepared: PreparedResponse) -> Parts:
         "wanted": prepared.wanted,
         "token": prepared.token,
         "asked": prepared.asked,
+        "called": prepared.called,
         "num_items": prepared.num_items,
     }
     chat = [] if prepared.chat is None else dump_prepared(prepared.chat)
@@ -136,7 +138,9 @@ def dump_response(prepared: PreparedResponse) -> Parts:
 def load_response(parts: Sequence[bytes]) -> PreparedResponse:
     about, items, *chat = parts
     loaded = load_prepared(chat) if chat else None
-    return PreparedResponse(**json.loads(about), items=items, chat=loaded)
+    fields = json.loads(about)
+    fields["called"] = {name: Called(*what) for name, what in fields["called"].items()}
+    return PreparedResponse(**fields, items=items, chat=loaded)
 
 
 def dump_inputs(prepared: PreparedInputs) -> Parts:
@@ -153,6 +157,21 @@ def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
         body=EmbeddingBody.model_validate_json(body),
         inputs=[GenerateRequest.FromString(one).prompt_ids for one in ids],
     )
+
+
+def dump_scores(prepared: PreparedScores) -> Parts:
+    """Serialise a request to compare texts."""
+    about = {
+        "pairs": prepared.pairs,
+        "documents": prepared.documents,
+        "top_n": prepared.top_n,
+    }
+    return [json.dumps(about).encode(), *dump_inputs(prepared.inputs)]
+
+
+def load_scores(parts: Sequence[bytes]) -> PreparedScores:
+    about, *inputs = parts
+    return PreparedScores(**json.loads(about), inputs=load_inputs(inputs))
 
 
 def dump_error(error: SurestepError) -> bytes:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
 from surestep_gateway.request.protocol import (
     MAX_MESSAGES,
-    MAX_TOOLS,
-    UNSUPPORTED_KIND,
     Body,
-    Name,
     Natural,
     Positive,
     SamplingBody,
@@ -20,9 +16,9 @@ from surestep_gateway.request.protocol import (
 )
 
 from .response_items import CheckedItem
+from .response_tools import ToolChoice, Tools
 
 MAX_METADATA = 16
-_SHOWN_CHARS = 32  # of what is not served
 
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -49,32 +45,6 @@ class TextFormat(Body):
 class TextOptions(Body):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-
-
-class ResponseTool(Body):
-    """A function that the model may call; `parameters` is a JSON schema."""
-
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedResponseTool(Body):
-    """The one function that must be called."""
-
-    type: Literal["function"]
-    name: Name
-
-
-def _functions_only(given: Any) -> Any:
-    """Raise for a tool, or a choice of one, that is no function."""
-    kind = given.get("type") if isinstance(given, dict) else "function"
-    if kind not in ("function", None):
-        shown = str(kind)[:_SHOWN_CHARS]
-        raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
-    return given
 
 
 def _kind_of_input(given: Any) -> str:
@@ -107,19 +77,7 @@ class ResponseRequest(SamplingBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
-    tool_choice: (
-        Annotated[
-            Literal["none", "auto", "required"] | NamedResponseTool,
-            BeforeValidator(_functions_only),
-        ]
-        | None
-    ) = None
-    tools: (
-        Annotated[
-            list[Annotated[ResponseTool, BeforeValidator(_functions_only)]],
-            Field(max_length=MAX_TOOLS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    tool_choice: ToolChoice | None = None
+    tools: Tools | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

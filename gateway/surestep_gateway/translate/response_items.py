@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
@@ -14,15 +14,31 @@ from surestep_gateway.request.messages import result_part, text_part
 from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, Name
 
 from .conversation import INSTRUCTING, Conversation, Json
+from .response_tools import SEARCH, Offer, Tool, Tools, arguments_of, chat_name, found_tools
 
 _SHOWN_CHARS = 32  # of an unknown type
-_OWN_ID = re.compile(r"(?:msg|rs|fc|fco)_([0-9a-f]{32})[0-9a-f]{4}")
 _PREFIXES = {
     "message": "msg",
+    "agent_message": "am",
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    # The work of others' servers, and what only these can read: not in the prompt.
+    "web_search_call": "ws",
+    "file_search_call": "fs",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "mcp_list_tools": "mcpl",
+    "compaction": "cmp",
 }
+_OWN_ID = re.compile(rf"(?:{'|'.join(_PREFIXES.values())})_([0-9a-f]{{32}})[0-9a-f]{{4}}")
 
 Part = dict[str, Any]
 Parts = Annotated[list[Part], Field(fail_fast=True)]
@@ -44,6 +60,13 @@ class ReasoningItem(Body):
     content: Parts | None = None
 
 
+class AgentMessageItem(Body):
+    """A message of another agent, for the one that is asked."""
+
+    type: Literal["agent_message"]
+    content: str | Parts
+
+
 class CallItem(Body):
     """A call of an earlier answer; `arguments` is JSON text."""
 
@@ -51,14 +74,71 @@ class CallItem(Body):
     call_id: Name
     name: Name
     arguments: str
+    namespace: str | None = None
+
+
+class CustomCallItem(Body):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: Name
+    input: str
+    namespace: str | None = None
+
+
+class SearchCallItem(Body):
+    """A search for tools, run by the client."""
+
+    type: Literal["tool_search_call"]
+    call_id: str | None = None
+    arguments: Any = None
+
+
+class SearchOutputItem(Body):
+    """The tools that a search has found, which are on offer from here on."""
+
+    type: Literal["tool_search_output"]
+    call_id: str | None = None
+    tools: Tools | None = None
+
+
+class AdditionalToolsItem(Body):
+    """More tools, as if they were among the request's."""
+
+    type: Literal["additional_tools"]
+    tools: Tools
+
+
+class ShellCallItem(Body):
+    """A command of an earlier answer, run by the client."""
+
+    type: Literal["local_shell_call"]
+    call_id: str | None = None
+    id: str | None = None
+    action: dict[str, Any]
 
 
 class OutputItem(Body):
     """What a call returned."""
 
-    type: Literal["function_call_output"]
-    call_id: Name
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    call_id: str | None = None
+    id: str | None = None  # of the call, where a shell's output has nothing else
     output: str | Parts
+
+
+class UnreadItem(Body):
+    """Work of another server: it is kept with the conversation, and not in the prompt."""
+
+    type: Literal[
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_list_tools",
+        "compaction",
+    ]
 
 
 class ItemReference(Body):
@@ -76,6 +156,14 @@ def _kind(item: Any) -> str:
     return f"<{kind}>"
 
 
+def _tag(item: Any) -> str:
+    """Return which model reads an item."""
+    kind = _kind(item)
+    if kind[1:-1] in _OUTPUTS:
+        return "<output>"
+    return "<unread>" if kind[1:-1] in _UNREAD else kind
+
+
 def _known(item: Any) -> Any:
     """Raise for an item whose type is not served."""
     kind = _kind(item)
@@ -85,14 +173,23 @@ def _known(item: Any) -> Any:
     return item
 
 
+_UNREAD = frozenset(get_args(UnreadItem.model_fields["type"].annotation))
+_OUTPUTS = frozenset(get_args(OutputItem.model_fields["type"].annotation))
 _TAGS = {f"<{kind}>" for kind in (*_PREFIXES, "item_reference")}
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
+    | Annotated[AgentMessageItem, Tag("<agent_message>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[OutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[SearchCallItem, Tag("<tool_search_call>")]
+    | Annotated[SearchOutputItem, Tag("<tool_search_output>")]
+    | Annotated[AdditionalToolsItem, Tag("<additional_tools>")]
+    | Annotated[ShellCallItem, Tag("<local_shell_call>")]
+    | Annotated[OutputItem, Tag("<output>")]
+    | Annotated[UnreadItem, Tag("<unread>")]
     | Annotated[ItemReference, Tag("<item_reference>")],
-    Discriminator(_kind),
+    Discriminator(_tag),
 ]
 CheckedItem = Annotated[Item, BeforeValidator(_known)]
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -165,6 +262,16 @@ def messages_of(instructions: str | None, items: Sequence[Item], first: int) -> 
     return conversation.messages
 
 
+def offered(tools: Iterable[Tool], items: Sequence[Item], first: int) -> Offer:
+    """Return the tools of a request and of its items. Raise InvalidRequest."""
+    offer = Offer()
+    offer.add(tools, "tools")
+    for number, item in enumerate(items):
+        if isinstance(item, AdditionalToolsItem | SearchOutputItem):
+            offer.add(item.tools or (), f"input[{max(0, number - first)}].tools")
+    return offer
+
+
 def _add(item: Item, place: str, conversation: Conversation) -> None:
     match item:
         case MessageItem(role="assistant", content=content):
@@ -179,11 +286,26 @@ def _add(item: Item, place: str, conversation: Conversation) -> None:
             text = "\n".join(part for part in thought if isinstance(part, str))
             if text:
                 conversation.think(text)
+        case AgentMessageItem(content=content):
+            conversation.say("user", _all_text(content))
         case CallItem(call_id=call_id, name=name, arguments=arguments):
-            conversation.call(call_id, name, arguments)
-        case OutputItem(call_id=call_id, output=output):
-            parts = output if isinstance(output, list) else [{"text": output}]
-            conversation.result(call_id, "\n".join(map(result_part, parts)))
+            conversation.call(call_id, chat_name(item.namespace, name), arguments)
+        case CustomCallItem(call_id=call_id, name=name, input=text):
+            conversation.call(call_id, chat_name(item.namespace, name), arguments_of(text))
+        case SearchCallItem(arguments=arguments):
+            given = arguments if isinstance(arguments, dict) else {"query": arguments}
+            conversation.call(item.call_id or "", SEARCH, given)
+        case SearchOutputItem(tools=tools):
+            conversation.result(item.call_id or "", found_tools(tools or ()))
+        case ShellCallItem(action=action):
+            conversation.call(item.call_id or item.id or "", "local_shell", action)
+        case OutputItem(output=output):
+            conversation.result(item.call_id or item.id or "", _all_text(output))
+
+
+def _all_text(content: str | list[Part]) -> str:
+    """Return text, and what was left out: nothing is refused that no client can take back."""
+    return content if isinstance(content, str) else "\n".join(map(result_part, content))
 
 
 def _text(content: str | list[Part], place: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
-from surestep_common.errors import InvalidRequest, NotFound
+from surestep_common.errors import InvalidRequest, NotFound, PreviousNotFound
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.output.json_text import json_text
-from surestep_gateway.request.parse import parse, parse_fields
+from surestep_gateway.request.parse import parse, parse_fields, renamed
 from surestep_gateway.request.prepare import Draft, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest, SamplingBody
@@ -22,16 +23,18 @@ from surestep_gateway.text.tokenizer import Texts
 
 from .conversation import Json
 from .frames import framed, unframed
-from .response_body import ResponseRequest, ResponseTool, TextFormat
+from .response_body import ResponseRequest, TextFormat
 from .response_items import (
     Item,
     ItemReference,
     MessageItem,
     messages_of,
+    offered,
     resolved,
     response_of,
     stored_items,
 )
+from .response_tools import Called, Offer, chat_tool_choice, is_left_out
 
 MAX_REFERENCED = 256  # stored responses that one request goes on from or refers to
 
@@ -57,6 +60,9 @@ class PreparedResponse:
     wanted: Sequence[str] = ()  # ids of these
     token: str = ""  # what is random in the response's id
     asked: Json  # fields of the request that its response shows, and `store`
+    called: dict[str, Called] = field(
+        default_factory=dict
+    )  # names of functions that stand for more
     items: bytes = b""  # frames with the JSON of each item of the conversation so far
     num_items: int = 0
     chat: PreparedRequest | None = None
@@ -95,17 +101,22 @@ def _draft(
     history = _history(body.previous_response_id, records)
     conversation = resolved(items, history, records)
     messages = messages_of(body.instructions, conversation, first=len(history))
-    chat = draft_chat_request(processor, _chat(body, messages), info)
+    offer = offered(body.tools or (), conversation, first=len(history))
+    with _placed(offer):
+        chat = draft_chat_request(processor, _chat(body, messages, offer), info)
     token = secrets.token_hex(16)
     stored = bytes(framed([json_text(one) for one in stored_items(conversation, token)]))
 
     def finish(encoded: Sequence[list[int]]) -> PreparedResponse:
+        with _placed(offer):
+            finished = chat.finish(encoded)
         return PreparedResponse(
             token=token,
             asked=asked,
+            called=offer.called,
             items=stored,
             num_items=len(conversation),
-            chat=chat.finish(encoded),
+            chat=finished,
         )
 
     return Draft(chat.texts, finish)
@@ -143,18 +154,26 @@ def _wanted(body: ResponseRequest, items: Sequence[Item]) -> list[str]:
 
 
 def _history(previous: str | None, records: Mapping[str, Json]) -> list[Json]:
-    """Return the items up to the end of the response that is gone on from. Raise NotFound."""
+    """Return the items up to the end of the previous response. Raise PreviousNotFound."""
     if previous is None:
         return []
     if previous not in records:
-        raise NotFound(
+        raise PreviousNotFound(
             f"no response with the id '{previous}' is stored", param="previous_response_id"
         )
     record = records[previous]
     return [*record["items"], *record["response"]["output"]]
 
 
-def _chat(body: ResponseRequest, messages: Sequence[Json]) -> ChatRequest:
+@contextlib.contextmanager
+def _placed(offer: Offer) -> Iterator[None]:
+    """Let errors name the place of a tool where the request has it."""
+    names = (rf"tools\[{n}\]\.function" for n in range(len(offer.places)))
+    with renamed(dict(zip(names, offer.places.values(), strict=True))):
+        yield
+
+
+def _chat(body: ResponseRequest, messages: Sequence[Json], offer: Offer) -> ChatRequest:
     """Return the request as one of a chat. Raise InvalidRequest."""
     extra = body.model_extra or {}
     given: dict[str, Any] = {
@@ -171,8 +190,8 @@ def _chat(body: ResponseRequest, messages: Sequence[Json]) -> ChatRequest:
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "verbosity": body.text.verbosity if body.text else None,
         "response_format": _format(body.text.format if body.text else None),
-        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
-        "tool_choice": _tool_choice(body),
+        "tools": offer.chat_tools(),
+        "tool_choice": chat_tool_choice(body.tool_choice, offer),
         "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
@@ -188,19 +207,8 @@ def _format(asked: TextFormat | None) -> Json | None:
     return {"type": asked.type, "json_schema": schema}
 
 
-def _tool(tool: ResponseTool) -> Json:
-    return {"type": "function", "function": tool.model_dump(exclude_unset=True, exclude={"type"})}
-
-
-def _tool_choice(body: ResponseRequest) -> str | Json | None:
-    choice = body.tool_choice
-    if not body.tools and choice == "auto":
-        return None  # clients say so without tools, too
-    if choice is None or isinstance(choice, str):
-        return choice
-    return {"type": "function", "function": {"name": choice.name}}
-
-
 def _asked(body: ResponseRequest) -> Json:
     asked = body.model_dump(mode="json", include=_SHOWN, exclude_unset=True, by_alias=True)
+    if body.tools:
+        asked["tools"] = [one for one in asked["tools"] if not is_left_out(one)]
     return asked | {"store": body.store is not False}

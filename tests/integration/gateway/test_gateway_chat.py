@@ -59,6 +59,10 @@ async def test_usage_in_the_stream(stack: Stack) -> None:
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 3
+    first = events[0]  # the chunk of the role has what the prompt took
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert first["usage"]["prompt_tokens"] == events[-1]["usage"]["prompt_tokens"] > 0
+    assert first["usage"]["completion_tokens"] == 0
     del options["include_usage"]  # without which the other has no effect
     events = await stack.stream(CHAT, messages=USER, max_tokens=3, stream_options=options)
     assert all("usage" not in event for event in events)

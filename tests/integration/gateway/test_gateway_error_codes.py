@@ -83,6 +83,7 @@ async def test_a_wrong_key(start_stack: StartStack) -> None:
     with pytest.raises(openai.AuthenticationError) as caught:
         await ask(stack, key="wrong")
     assert caught.value.code == "invalid_api_key"
+    assert caught.value.response.headers["x-should-retry"] == "false"  # Claude Code asks
     await ask(stack, key="right")
 
 

@@ -18,6 +18,17 @@ from surestep_gateway.translate.response_body import ResponseRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "responses.md").read_text()
 USER = {"role": "user", "content": "x"}
+SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
+FULL = {
+    "type": "namespace",
+    "name": "full",
+    "tools": [{"type": "function", "name": f"f{n}"} for n in range(200)],
+}
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "weather"}],
+}
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True}, "background", "not supported"),
     ({"conversation": "conv_1"}, "conversation", "not supported"),
@@ -28,7 +39,34 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"include": ["message.output_text.logprobs"]}, "include", "output_text.logprobs"),
     ({"n": 2}, "n", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "no tools of type 'web_search'"),
+    ({"tools": [{"type": "fonction"}]}, "tools[0]", "no tools of type 'fonction'"),
+    ({"tools": [{"type": "left_out"}]}, "tools[0]", "no tools of type 'left_out'"),
+    ({"tools": [{"type": ["function"]}]}, "tools[0]", "no tools of type '['function']'"),
+    ({"tools": ["function"]}, "tools[0]", "an object"),
+    ({"tools": [SPACE] * 256 + [FULL]}, "tools", "at most 256"),
+    ({"tools": [FULL, FULL | {"name": "m"}]}, "tools", "at most 256"),
+    ({"input": [USER, {"type": "unread"}]}, "input[1]", "no items of type 'unread'"),
+    (
+        {"tools": TOOLS, "tool_choice": ALLOWED | {"tools": [{"type": ["function"]}]}},
+        "tool_choice.tools[0].type",
+        "'function'",
+    ),
+    ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools", "missing"),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]},
+        "tools[0].tools[0]",
+        "no tools of type 'web_search'",
+    ),
+    ({"tools": [SPACE, {"type": "custom", "name": "n__f"}]}, "tools[1]", "called 'n__f'"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "'tools'"),
+    (
+        {"tools": TOOLS, "tool_choice": ALLOWED | {"tools": [{"type": "web_search"}]}},
+        "tool_choice",
+        "none of the tools",
+    ),
+    ({"tools": TOOLS, "tool_choice": ALLOWED | {"tools": []}}, "tool_choice.tools", "at least 1"),
+    ({"tools": TOOLS, "tool_choice": ALLOWED | {"mode": "x"}}, "tool_choice.mode", "'required'"),
+    ({"previous_response_id": "resp_none"}, "previous_response_id", "'resp_none' is stored"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing"),
     ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "file_search"),
     ({"tool_choice": "required"}, "tool_choice", "only allowed when 'tools'"),

@@ -153,10 +153,11 @@ async def test_responses_are_forgotten(stack: Stack, thinking: Tokenizer) -> Non
             await client.responses.retrieve(first.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.delete(first.id)
-        with pytest.raises(openai.NotFoundError) as refusal:
+        with pytest.raises(openai.BadRequestError) as refusal:
             await client.responses.create(
                 model="thinking", input="c", previous_response_id=first.id
             )
+        assert refusal.value.code == "previous_response_not_found"
         assert refusal.value.param == "previous_response_id"
         assert (await client.responses.retrieve(second.id)).id == second.id
         unstored = await client.responses.create(model="thinking", input="a", store=False)
@@ -176,10 +177,13 @@ async def test_another_key_finds_nothing(
             other.responses.retrieve(response.id),
             other.responses.delete(response.id),
             other.responses.cancel(response.id),
-            other.responses.create(model="thinking", input="x", previous_response_id=response.id),
         ):
             with pytest.raises(openai.NotFoundError):
                 await attempt
+        with pytest.raises(openai.BadRequestError, match="is stored"):
+            await other.responses.create(
+                model="thinking", input="x", previous_response_id=response.id
+            )
         with pytest.raises(openai.NotFoundError):
             await other.responses.input_items.list(response.id)
 

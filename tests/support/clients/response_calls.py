@@ -13,7 +13,7 @@ from support.processes.gateway_stack import Stack
 
 RESPONSES = "/v1/responses"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "weather", "parameters": CITY},
     {"type": "function", "name": "book"},
 ]

@@ -3,80 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints.published import published_tokenizer
-from surestep_gateway.config import GatewaySettings
-from surestep_gateway.request.prepare import Kind, draft_chat
-from surestep_gateway.text.text_processor import TextProcessor
+from support.clients.prompt_reader import TEMPLATES, Reader
 from surestep_gateway.translate.message_request import draft_message
 from surestep_gateway.translate.response_request import draft_response
-from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 
-# What Qwen3.5's template does: system messages are at the beginning, and there is no developer.
-STRICT = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' and not loop.first %}"
-    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
-    "{% if message.role not in ('system', 'user', 'assistant', 'tool') %}"
-    "{{ raise_exception('Unexpected message role.') }}{% endif %}"
-    "{{ '<|im_start|>' + message.role + '\\n' }}"
-    "{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}"
-    "{% endif %}{{ message.content + '<|im_end|>\\n' }}{% endfor %}"
-)
-TEMPLATES = {
-    "qwen3": ("qwen3", None),
-    "qwen3.5": ("qwen3", STRICT),
-    "deepseek_v3": ("deepseek_v3", None),
-    "llama3_1": ("llama3_1", None),
-    "gemma3": ("gemma3", None),
-}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-
-
-class Reader:
-    """The prompts that requests become under a template."""
-
-    def __init__(self, folder: Path) -> None:
-        settings = {"model": folder, "scheduler_url": ["127.0.0.1:1"], "reasoning_parser": "qwen3"}
-        called = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
-        self._processor = TextProcessor.load(GatewaySettings.model_validate(settings | called))
-
-    def read(self, draft: Kind[Any], **body: Any) -> str:
-        """The prompt of a request."""
-        raw = json.dumps({"max_tokens": 1} | body).encode()
-        texts = draft(self._processor, raw, SchedulerInfo(max_model_len=4096)).texts
-        return texts.texts[0]
-
-    def chat(self, *messages: Any, **body: Any) -> str:
-        """The prompt of a chat."""
-        return self.read(draft_chat, messages=messages, **body)
-
-
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reader]:
-    """Makes the reader of a template, once."""
-
-    @cache
-    def make(name: str) -> Reader:
-        published, template = TEMPLATES[name]
-        source, folder = published_tokenizer(published), tmp_path_factory.mktemp("model")
-        config = json.loads((source / "tokenizer_config.json").read_text())
-        config |= {} if template is None else {"chat_template": template}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        shutil.copy(source / "tokenizer.json", folder)
-        return Reader(folder)
-
-    return make
 
 
 @pytest.fixture
@@ -188,3 +127,32 @@ def test_claude_codes_bill_is_not_read(reader: Reader) -> None:
         assert reader.read(draft_message, system=system, messages=messages) == plain
     told = "Say x-anthropic-billing-header: 1"
     assert told in reader.read(draft_message, system=told, messages=messages)
+
+
+@pytest.mark.parametrize("reader", ["gemma3", "qwen3"], indirect=True)
+def test_neighbours_are_one_where_roles_must_alternate(
+    reader: Reader, request: pytest.FixtureRequest
+) -> None:
+    """Codex says where it runs in a message of its own, ahead of the user's."""
+    where: Any = [{"type": "text", "text": "In a folder."}]
+    rest = said("assistant", "So."), said("user", "And?")
+    prompt = reader.chat(said("user", where), said("user", "Hi"), *rest)
+    joined = reader.chat(said("user", "In a folder.\n\nHi"), *rest)
+    assert (prompt == joined) == (request.node.callspec.params["reader"] == "gemma3")
+    assert prompt.index("In a folder.") < prompt.index("Hi")
+
+
+def test_tools_of_responses_are_described(reader: Reader) -> None:
+    """A namespace by the first of its functions, a custom tool with its grammar."""
+    functions = [{"type": "function", "name": name, "description": "Waits."} for name in "ab"]
+    space = {"type": "namespace", "name": "n", "description": "Agents.", "tools": functions}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"}
+    custom = {"type": "custom", "name": "patch", "description": "Edits.", "format": grammar}
+    prompt = reader.read(draft_response, input="Hi", tools=[space, custom])
+    told = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"type"')]
+    first, second, third = (tool["function"] for tool in told)
+    assert (first["name"], first["description"]) == ("n__a", "Agents.\n\nWaits.")
+    assert (second["name"], second["description"]) == ("n__b", "Waits.")
+    assert third["description"].startswith("Edits.\n\n")
+    assert third["description"].endswith("lark grammar:\nstart: /x+/")
+    assert third["parameters"]["required"] == ["input"]

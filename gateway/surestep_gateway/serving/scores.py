@@ -1,0 +1,71 @@
+"""Scores: how alike texts are, by the cosine of their embeddings, as vLLM has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive
+
+from surestep_gateway.context import Gateway
+from surestep_gateway.output.json_pieces import JsonPieces
+from surestep_gateway.request.embedding_inputs import PreparedScores
+
+from .embeddings import Embedding, Vector
+from .generation import Origin
+
+Json = dict[str, Any]
+
+
+class Scoring:
+    """A request to compare texts that has passed every check, ready to run."""
+
+    def __init__(
+        self, gateway: Gateway, prepared: PreparedScores, origin: Origin, deadline: float
+    ) -> None:
+        """`deadline` is on the event loop's clock. Raise SurestepError."""
+        self._gateway, self._prepared = gateway, prepared
+        self._embedding = Embedding(gateway, prepared.inputs, origin, deadline)
+
+    @property
+    def id(self) -> str:
+        """The name in the log."""
+        return self._embedding.id
+
+    async def answer(self, receive: Receive) -> Response:
+        """Run to the end and return the response. Raise SurestepError."""
+        vectors = await self._embedding.vectors(receive)
+        written = await asyncio.to_thread(self._written, vectors)  # there may be thousands
+        return JsonPieces([written], self._gateway.answers)
+
+    def _written(self, vectors: Sequence[Vector]) -> bytes:
+        scores = [_cosine(vectors[one], vectors[other]) for one, other in self._prepared.pairs]
+        ranked = self._prepared.top_n is not None
+        content = self._ranking(scores) if ranked else self._list(scores)
+        about = {"model": self._embedding.model, "usage": self._embedding.usage}
+        return orjson.dumps(content | about)
+
+    def _list(self, scores: Sequence[float]) -> Json:
+        data = [{"object": "score", "index": n, "score": one} for n, one in enumerate(scores)]
+        head = {"id": self.id.replace("embd", "score"), "object": "list"}
+        return head | {"created": int(time.time()), "data": data}
+
+    def _ranking(self, scores: Sequence[float]) -> Json:
+        documents, top_n = self._prepared.documents, self._prepared.top_n
+        best = sorted(range(len(scores)), key=lambda n: -scores[n])[:top_n]
+        results: list[Json] = [{"index": n, "relevance_score": scores[n]} for n in best]
+        if documents is not None:
+            results = [one | {"document": {"text": documents[one["index"]]}} for one in results]
+        return {"id": self.id.replace("embd", "rerank"), "results": results}
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    """Return the cosine of the angle between two vectors, 0 where one has no direction."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / lengths if lengths else 0.0
