@@ -56,12 +56,11 @@ ATTEND = Limit(stack=0, shared=112 << 10, programs=1)
 LIMITS = (
     ("", "tiny: ", Limit(stack=1 << 10, shared=112 << 10, programs=1)),  # 16 divides no size
     ("_attend_kernel", "float32", Limit(stack=5 << 10, shared=128 << 10, programs=1)),
-    ("_attend_kernel", "D=256 torch.bfloat16 decode plain", ATTEND),
-    # Where rows may be long, two sums of 64 x 256 are live at once, of a split and of all before it:
-    # the latter is what lies on the stack meanwhile. FP8 is widened in registers, which takes some.
-    ("_attend_kernel", "heads=16+4 D=256", ATTEND._replace(stack=48)),
-    ("_attend_kernel", "D=256 torch.bfloat16 decode fp8", ATTEND._replace(stack=104)),
-    ("_attend_kernel", "D=256", ATTEND._replace(stack=288)),
+    # Four warps have the sum of a tile of 64 queries, and where rows may be long that of all splits
+    # before: what does not fit lies on the stack. Eight warps do all of it twice, and were slower.
+    ("_attend_kernel", "D=256", ATTEND._replace(stack=1280)),
+    ("_attend_kernel", "D=128", ATTEND._replace(stack=320)),
+    ("_attend_kernel", "D=96", ATTEND._replace(stack=64)),
     ("_attend_kernel", "", ATTEND),
     ("_attend_latents_kernel", "", ATTEND),
     ("_score_positions_kernel", "float32", Limit(stack=1 << 10, shared=64 << 10, programs=1)),
