@@ -219,7 +219,7 @@ async def test_resuming_has_an_end(start_stack: StartStack) -> None:
 
 
 async def test_a_scheduler_that_stays_away(start_stack: StartStack) -> None:
-    stack = await start_stack(resume_timeout_s=0.3)
+    stack = await start_stack(resume_timeout_s=0.3, admission_timeout_s=0.2)
     stack.scheduler.script = Paused(2)
     async with stack.begun(CHAT, messages=USER, max_tokens=9) as rest:
         await stack.scheduler.stop()

@@ -144,7 +144,7 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
                 "model": model,
                 "port": 0,
                 "scheduler_url": [f"127.0.0.1:{scheduler.port}" for scheduler in schedulers],
-                "admission_timeout_s": 0.2,
+                "admission_timeout_s": PATIENCE_S,
                 "drain_timeout_s": 0.2,
             }
             server = GatewayServer(GatewaySettings.model_validate(given | settings))
