@@ -194,12 +194,12 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
     return inject
 
 
-def _kill_beside_the_successor(place: str, victim: Victim, **details: float) -> Inject:
+def _kill_beside_the_successor(place: str, victim: Victim, row: int = 0) -> Inject:
     """For a place of the rank that replaces the one which is killed now, and is quick."""
 
     def inject(server: FaultyServer, rank: int) -> None:
         old = server.facts().rank_pids[rank]
-        _kill(place, victim, but=old, **details)(server, rank)
+        _kill(place, victim, but=old, row=row)(server, rank)
         server.send(signal.SIGKILL, old)
 
     return inject
