@@ -185,8 +185,7 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
 
     def inject(server: FaultyServer, rank: int) -> None:
         order(server, rank)
-        # No other prompt begins like this one: chunks that are cached are not computed.
-        prompt = f"{uuid.uuid4()} {' '.join(map(str, range(100, 250)))}"
+        prompt = f"{uuid.uuid4()} {' '.join(map(str, range(100, 250)))}"  # no part of it is cached
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
         reply = httpx.post(f"{server.stack.url}/v1/completions", json=body, timeout=60)
         assert reply.status_code == 200, reply.text
