@@ -74,12 +74,12 @@ def binding(path: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise Unavailable(f"cannot listen on {path}: another process begins to") from error
-        if _is_heard(path):
+        if is_heard(path):
             raise Unavailable(f"cannot listen on {path}: another process does")
         yield
 
 
-def _is_heard(path: str) -> bool:
+def is_heard(path: str) -> bool:
     """Return whether anybody listens there, if too busy to accept."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)

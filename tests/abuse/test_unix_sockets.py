@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -99,8 +100,12 @@ def _serve_until_killed(model: Path, folder: Path, uds: Path, sockets: list[str]
         assert "another process does" in refused.stderr
         assert answers(stack), "the second has taken nothing away"
         launcher = psutil.Process(stack.process.pid)
-        for process in [launcher, *launcher.children(recursive=True)]:
-            process.kill()
+        everyone = [launcher, *launcher.children(recursive=True)]
+        for process in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it goes with the launcher
+                process.kill()
+        stack.process.wait()
+        psutil.wait_procs(everyone, timeout=30)
         raise Killed
 
 

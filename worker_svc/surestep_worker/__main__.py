@@ -8,15 +8,15 @@ import sys
 from surestep_worker.process.child import start_early
 
 
-def main() -> None:
-    """Entry point."""
+def main() -> int:
+    """Entry point. Return an exit status."""
     started = start_early(sys.argv)
     gc.disable()  # there is nothing to collect among imports
     from surestep_worker.process.supervise import main as supervise
 
     gc.enable()
-    supervise(started)
+    return supervise(started)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

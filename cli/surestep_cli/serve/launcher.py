@@ -35,7 +35,7 @@ from .child import Child, ChildFailedError, Command
 from .fetch import fetch
 from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
 from .model_source import DEFAULT_SPECULATION
-from .ports import check_address, check_socket
+from .ports import check_address, check_services, check_socket
 from .startup import Startup, Worker
 from .system_limits import shortages
 from .wiring import public_url, socket_folder, wiring, with_secret
@@ -68,7 +68,14 @@ def launch(settings: ServeSettings) -> int:
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     with socket_folder(settings) as sockets:
         environ = wiring(settings, model, tokenizer, sockets)
+        check_services((environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"], *_supervisors(environ)))
         return asyncio.run(_serve(settings, environ, log_dir, console))
+
+
+def _supervisors(environ: Mapping[str, str]) -> list[str]:
+    """Return the addresses of the supervisors, by rank."""
+    listen: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
+    return listen
 
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:
@@ -89,12 +96,11 @@ async def _serve(
     settings: ServeSettings, environ: Mapping[str, str], log_dir: Path, console: Console
 ) -> int:
     services = _services(settings, environ, log_dir)
-    supervisors = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     logs = [worker.child.command.log_path for worker in services.workers]
     startup = Startup(
         public_url(settings, environ[f"{ENV_PREFIX}PORT"]),
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
-        list(map(Worker, supervisors, logs)),
+        list(map(Worker, _supervisors(environ), logs)),
         console,
         scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
         certificate=settings.ssl_certfile,
@@ -185,7 +191,6 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     command = python_module("surestep_scheduler")
     watched = "surestep_common.watchdog", STANDBY, scheduler, "--", *command
     beats, gateway_beats = Listener(), Listener()
-    supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(
         Service(
             child("gateway", "surestep_gateway", NOTIFY_SOCKET=gateway_beats.address),
@@ -195,7 +200,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
             child("scheduler", *watched, NOTIFY_SOCKET=beats.address),
             [GrpcProbe(scheduler), HeartbeatProbe(beats)],
         ),
-        tuple(itertools.starmap(worker, enumerate(supervisors))),
+        tuple(itertools.starmap(worker, enumerate(_supervisors(environ)))),
     )
 
 

@@ -6,15 +6,15 @@ import errno
 import itertools
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from surestep_common import addresses
 from surestep_common.errors import Unavailable
 
 _LOOPBACK = "127.0.0.1"
 _RANGE = range(20_000, 32_000)  # below the ports that Linux hands out to outgoing connections
 _ATTEMPTS = 100
-_PATIENCE_S = 1.0
 
 
 def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
@@ -48,15 +48,26 @@ def check_address(host: str, port: int) -> None:
 
 def check_socket(path: Path) -> None:
     """Raise Unavailable for a Unix socket that another server listens on."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PATIENCE_S)
-        try:
-            probe.connect(str(path))
-        except TimeoutError:
-            pass  # a server listens, but is too busy to accept
-        except OSError:
-            return  # the gateway reports other problems
-    raise Unavailable(f"{path} is taken: a server listens on it; --uds takes another")
+    if addresses.is_heard(str(path)):
+        raise Unavailable(f"{path} is taken: a server listens on it; --uds takes another")
+
+
+def check_services(listen: Iterable[str]) -> None:
+    """Raise Unavailable if others listen where services are to: they would be taken for ours."""
+    for address in listen:
+        path = addresses.socket_path(address)
+        heard = addresses.is_heard(path) if path is not None else _is_taken(address)
+        if heard:
+            raise Unavailable(f"cannot listen on {path or address}: another process does")
+
+
+def _is_taken(address: str) -> bool:
+    """Return whether a process listens on a port; a service reports other problems itself."""
+    try:
+        _bind(*addresses.split(address))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def is_free(host: str, port: int) -> bool:

@@ -3,8 +3,9 @@
 Methods of the worker are wrapped as their modules are imported. A wrapped method looks for a file
 named after its place and its rank (`forward-0`) in the folder that FAULT_TRIGGERS names; the file
 says what to do, in JSON, and is gone before it is done: one trigger, one fault. One with a "token"
-waits for the first forward pass over that token, one with "at_least" for one over so many tokens,
-which has prompts in it; those of a layer and of a collective are looked
+waits for the first forward pass over that token, one with "row" for one in which some sequence has
+so many tokens, which a prompt has and no drafts are; one with "but" is not for the process with that
+id. Those of a layer and of a collective are looked
 for within the model's forward pass only, not within its drafter's. The product knows nothing of
 this. A method that is no longer there ends the process with an AttributeError.
 
@@ -46,14 +47,17 @@ Order = dict[str, Any]
 Method = Callable[..., Any]
 
 
-def ordered(place: str, tokens: Sequence[int] = ()) -> Order:
-    """The order for this place, taken away; empty when there is none, or none for these tokens."""
+def ordered(place: str, tokens: Sequence[int] = (), longest: int = 0) -> Order:
+    """The order for this place, taken away; empty when there is none, or none for these tokens, of
+    which the longest row has so many."""
     path = FOLDER / f"{place}-{RANK}"
+    if not path.exists():  # that takes no descriptor: a process without any goes on
+        return {}
     try:
         order: Order = json.loads(path.read_text())
-        if "token" in order and order["token"] not in tokens:
+        if order.get("but") == os.getpid() or longest < order.get("row", 0):
             return {}
-        if len(tokens) < order.get("at_least", 0):
+        if "token" in order and order["token"] not in tokens:
             return {}
         path.unlink()
     except FileNotFoundError:
@@ -118,7 +122,8 @@ def wrap_forward(owner: type) -> None:
         tokens = batch.token_ids.tolist()
         if FATAL_TOKEN in tokens:
             os.abort()
-        order = ordered("forward", tokens)
+        rows = batch.groups[0].rows.cu_rows.diff()
+        order = ordered("forward", tokens, int(rows.max()))
         suffer(order)
         IN_FORWARD.set()
         try:

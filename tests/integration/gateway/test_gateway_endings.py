@@ -163,11 +163,10 @@ async def _begin(stack: Stack, path: str, body: dict[str, Any]) -> None:
 
 async def test_a_stream_that_the_end_of_the_server_cuts(start_stack: StartStack) -> None:
     stack = await start_stack(drain_timeout_s=0)
-    stack.scheduler.script = paused = Paused(1)
-    asking = asyncio.create_task(stack.stream("/v1/completions", **BODIES["/v1/completions"]))
-    await paused.sent.wait()
-    await stack.server.gateway.admission.drain()
-    assert "error" in (await asking)[-1]
+    stack.scheduler.script = Paused(1)
+    async with stack.begun("/v1/completions", **BODIES["/v1/completions"]) as rest:
+        await stack.server.gateway.admission.drain()
+        assert "error" in (await rest())[-1]
     cut = ("error", "service_unavailable_error", "service_unavailable", "503")
     assert await ended(stack) == {Labels("/v1/completions", "true", *cut): 1}
 

@@ -219,13 +219,11 @@ async def test_resuming_has_an_end(start_stack: StartStack) -> None:
 
 
 async def test_a_scheduler_that_stays_away(start_stack: StartStack) -> None:
-    stack = await start_stack(resume_timeout_s=0.3)
-    stack.scheduler.script = paused = Paused(2)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(stack.stream(CHAT, messages=USER, max_tokens=9))
-        await paused.sent.wait()
+    stack = await start_stack(resume_timeout_s=0.3, admission_timeout_s=0.2)
+    stack.scheduler.script = Paused(2)
+    async with stack.begun(CHAT, messages=USER, max_tokens=9) as rest:
         await stack.scheduler.stop()
-    events = task.result()
+        events = await rest()
     assert not events.done
     assert events[-1]["error"]["code"] == "service_unavailable"
     response = await stack.chat()

@@ -184,7 +184,8 @@ async def test_a_change_is_told_to_operators_once(
     assert "serves another model now" in message
 
 
-async def test_what_a_scheduler_waits_for_is_told_to_whoever_asks(stack: Stack) -> None:
+async def test_what_a_scheduler_waits_for_is_told_to_whoever_asks(start_stack: StartStack) -> None:
+    stack = await start_stack(admission_timeout_s=0.2)
     reason = "rank 0 is starting: model.safetensors: cut off"
     stack.scheduler.trouble = reason
     await stack.scheduler.set_serving(False)

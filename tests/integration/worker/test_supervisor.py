@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -17,6 +18,9 @@ from support.processes.supervisor import IDLE_S, STAND_IN, TIMEOUT_S, Supervised
 from surestep_common.process import STOPPED, state_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host.oom import OomKills
+from surestep_worker.process import rank_process
+
+LEAST_PRIORITY = 19  # of Linux
 
 
 @pytest.fixture
@@ -112,6 +116,13 @@ async def test_a_rank_that_somebody_asks_to_leave(lone: Supervised, number: sign
     assert end.outside, end
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may take longer to dump its stacks than the tests wait for anything."""
+    monkeypatch.setattr(rank_process, "_STACK_DUMP_S", 2 * TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
     lone: Supervised,
 ) -> None:
@@ -120,9 +131,7 @@ async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
     async with asyncio.timeout(TIMEOUT_S):
         while state_of(first.rank_pid) != STOPPED:
             await asyncio.sleep(0.001)
-    began = time.monotonic()
     assert await lone.restart(first.rank_pid)
-    assert time.monotonic() - began < 0.4
     second = await lone.ready(restarts=1)
     assert second.rank_pid != first.rank_pid
     assert not alive(first.rank_pid)
@@ -130,11 +139,11 @@ async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
     assert second.exits[0].reason == "restart: test"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_restart_dumps_the_stacks_of_the_rank(lone: Supervised, stacks: Path) -> None:
+    """And goes on when it has: the end of the dump is noticed."""
     await lone.ready(restarts=0)
-    began = time.monotonic()
     await lone.restart()
-    assert time.monotonic() - began < 0.4, "the end of the dump was not noticed"
     assert "most recent call first" in stacks.read_text()
 
 
@@ -144,17 +153,28 @@ async def test_restart_of_another_process_does_nothing(lone: Supervised) -> None
     assert (await lone.status()).rank_pid == first.rank_pid
 
 
+def found_late(end: pb.RankExit) -> tuple[str, float]:
+    """What a rank was found to hang in, and the limit, right behind which it was found.
+
+    By the supervisor's own clock: in time in which it has no turn nobody is late for it.
+    """
+    said = re.fullmatch(r"hung: (.+) for (\d+\.\d) s \(limit (\d+\.\d) s\)", end.reason)
+    assert said is not None, end.reason
+    stood_s, limit_s = float(said[2]), float(said[3])
+    assert limit_s - 0.1 < stood_s < limit_s + 0.4
+    return said[1], limit_s
+
+
 @pytest.mark.parametrize("how", [SLEEP, SLEEP_IN_NATIVE_CODE])
 async def test_a_step_that_hangs_ends_the_rank(lone: Supervised, stacks: Path, how: int) -> None:
     await lone.ready(restarts=0)
-    began = time.monotonic()
     await lone.step(how, budget_ms=1000)
     after = await lone.until(lambda now: now.restarts == 1)
-    assert time.monotonic() - began < 2 * 1.0 + 0.5
     (end,) = after.exits
     assert end.cause == pb.HUNG
-    assert end.reason.startswith("hung: FORWARD of step 1 in epoch 1 for 1.")
-    assert end.reason.endswith("(limit 1.4 s)") or end.reason.endswith("(limit 1.5 s)")
+    phase, limit_s = found_late(end)
+    assert phase == "FORWARD of step 1 in epoch 1"
+    assert abs(limit_s - 1.45) < 0.06
     assert (end.last.phase, end.last.epoch, end.last.step) == (pb.FORWARD, 1, 1)
     assert "in launch" in stacks.read_text()
     await lone.ready(restarts=1)
@@ -165,9 +185,9 @@ async def test_a_stopped_rank_is_found_although_it_is_idle(lone: Supervised) -> 
     began = time.monotonic()
     os.kill(first.rank_pid, signal.SIGSTOP)
     after = await lone.until(lambda now: now.restarts == 1)
-    assert IDLE_S / 2 < time.monotonic() - began < 2 * IDLE_S
+    assert time.monotonic() - began > IDLE_S / 2
     assert after.exits[0].cause == pb.HUNG
-    assert after.exits[0].reason.startswith("hung: IDLE for 1.")
+    assert found_late(after.exits[0]) == ("IDLE", IDLE_S)
     assert after.exits[0].outside
 
 
@@ -175,9 +195,10 @@ async def test_a_quiet_rank_is_left_alone(lone: Supervised) -> None:
     await lone.ready(restarts=0)
     began = time.monotonic()
     await lone.step(NOTHING, budget_ms=500)
-    now = await lone.until(lambda now: time.monotonic() - began > 2 * IDLE_S)
+    now = await lone.until(
+        lambda now: time.monotonic() - began > 2 * IDLE_S and now.heartbeat.age_s < IDLE_S
+    )
     assert (now.restarts, now.heartbeat.phase, now.heartbeat.epoch) == (0, pb.IDLE, 1)
-    assert now.heartbeat.age_s < IDLE_S
 
 
 async def test_a_rank_whose_loop_is_blocked_is_found(lone: Supervised, stacks: Path) -> None:
@@ -214,7 +235,7 @@ async def test_a_standby_prepares_with_low_priority_and_serves_with_none(
     numbers = first.rank_pid, first.standby_pid
     prepared = [int(stacks.with_name(f"stacks.nice.{pid}").read_text()) for pid in numbers]
     own = os.nice(0)
-    assert prepared == [own, own + 10]
+    assert prepared == [own, min(own + 10, LEAST_PRIORITY)]
     os.kill(first.rank_pid, signal.SIGKILL)
     second = await paired.ready(restarts=1)
     assert second.rank_pid == first.standby_pid

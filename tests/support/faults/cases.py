@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -163,7 +163,7 @@ def _order_first(place: str, do: str, **details: float) -> Inject:
     return lambda server, rank: server.order(place, 0, do, **details)
 
 
-_IN_A_PROMPT = 100  # tokens of a pass; all that decode have fewer
+_IN_A_PROMPT = 16  # tokens of a sequence in a pass; one that decodes has fewer, drafts and all
 
 
 Victim = Callable[[FaultyServer, int], int]  # its pid, given a rank; 0 for whom the order meets
@@ -181,12 +181,11 @@ def _kill(place: str, victim: Victim, *, first: bool = False, **details: float) 
 
 def _kill_in_a_prompt(victim: Victim) -> Inject:
     """For a chunk of one more client's prompt, which has several; it is answered, too."""
-    order = _kill("forward", victim, at_least=_IN_A_PROMPT)
+    order = _kill("forward", victim, row=_IN_A_PROMPT)
 
     def inject(server: FaultyServer, rank: int) -> None:
         order(server, rank)
-        first = random.randrange(100, 800)  # no other prompt begins like this one
-        prompt = " ".join(map(str, range(first, first + 150)))
+        prompt = f"{uuid.uuid4()} {' '.join(map(str, range(100, 250)))}"  # no part of it is cached
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
         reply = httpx.post(f"{server.stack.url}/v1/completions", json=body, timeout=60)
         assert reply.status_code == 200, reply.text
@@ -194,12 +193,13 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
     return inject
 
 
-def _beside_the_successor(order: Inject) -> Inject:
-    """For a place of the rank that replaces the one which is killed now."""
+def _kill_beside_the_successor(place: str, victim: Victim, row: int = 0) -> Inject:
+    """For a place of the rank that replaces the one which is killed now, and is quick."""
 
     def inject(server: FaultyServer, rank: int) -> None:
-        server.send(signal.SIGKILL, server.facts().rank_pids[rank])
-        order(server, rank)
+        old = server.facts().rank_pids[rank]
+        _kill(place, victim, but=old, row=row)(server, rank)
+        server.send(signal.SIGKILL, old)
 
     return inject
 
@@ -229,8 +229,8 @@ def _timed(name: str, victim: Victim, met: Proof, causes: tuple[str, ...]) -> It
     """A kill in each window in which a rank holds something that others wait for; `met` is what
     shows it where no rank is killed before.
     """
-    loading = _beside_the_successor(_kill("load", victim))
-    replay = _beside_the_successor(_kill("forward", victim, at_least=_IN_A_PROMPT))
+    loading = _kill_beside_the_successor("load", victim)
+    replay = _kill_beside_the_successor("forward", victim, row=_IN_A_PROMPT)
     drafting = _kill("propose", victim, first=True)
     windows = (
         ("in-a-prompt", _kill_in_a_prompt(victim), met, ("mtp-tp2", "ngram-tp1"), _ALL),

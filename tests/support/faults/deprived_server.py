@@ -17,7 +17,7 @@ from support.faults.server import FaultyServer, serve_for_faults
 from support.faults.streams import Answer, Ask, Tally, differences, mix, stream
 
 SEED = 20_261_122
-Disturb = Callable[[Tally], Awaitable[None]]
+Disturb = Callable[[Tally], Awaitable[Awaitable[None] | None]]  # what it returns may come later
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,11 @@ class Abused:
         ):
             streams = [tasks.create_task(stream(client, ask, tally)) for ask in self.asks]
             await tally.reached(len(self.asks))
-            await disturb(tally)
+            left = await disturb(tally)
             ended = sum(task.done() for task in streams)
             assert ended < len(streams), "nobody was disturbed"
+            if left is not None:
+                await left
         return [task.result() for task in streams]
 
     @property

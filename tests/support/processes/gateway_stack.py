@@ -57,6 +57,20 @@ class Stack:
         assert response.status_code == 200, response.text
         return Events.parse(response.text)
 
+    @contextlib.asynccontextmanager
+    async def begun(self, path: str, **body: Any) -> AsyncIterator[Callable[[], Awaitable[Events]]]:
+        """A streamed answer of which the client has the first event; what is yielded waits for all
+        events."""
+        async with self.client.stream("POST", path, json=body | {"stream": True}) as response:
+            assert response.status_code == 200, await response.aread()
+            pieces = response.aiter_text()
+            first = await anext(pieces)
+
+            async def rest() -> Events:
+                return Events.parse("".join([first, *[piece async for piece in pieces]]))
+
+            yield rest
+
 
 class Paused:
     """A script that sends `count` tokens, then waits until `go` is set."""
@@ -130,7 +144,7 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
                 "model": model,
                 "port": 0,
                 "scheduler_url": [f"127.0.0.1:{scheduler.port}" for scheduler in schedulers],
-                "admission_timeout_s": 0.2,
+                "admission_timeout_s": PATIENCE_S,
                 "drain_timeout_s": 0.2,
             }
             server = GatewayServer(GatewaySettings.model_validate(given | settings))

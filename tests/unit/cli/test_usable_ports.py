@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from surestep_cli.serve.ports import check_address, check_socket
+from surestep_cli.serve.ports import check_address, check_services, check_socket
 from surestep_common.errors import Unavailable
 
 
@@ -36,4 +36,17 @@ def test_a_socket_of_another_server_is_not_taken_for_ours(tmp_path: Path) -> Non
         other.listen()
         with pytest.raises(Unavailable, match=r"s\.sock is taken"):
             check_socket(path)
+        with pytest.raises(Unavailable, match=r"cannot listen on /.*s\.sock: another process does"):
+            check_services([f"unix:{path}.free", f"unix:{path}"])
     check_socket(path)
+    check_services([f"unix:{path}"])
+
+
+def test_a_service_of_another_server_is_not_taken_for_ours() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        check_services(["127.0.0.1:0", "no.such.host.invalid:1234"])  # a service says that itself
+        other.listen()
+        with pytest.raises(Unavailable, match=f"cannot listen on {address}: another process does"):
+            check_services([address])

@@ -18,8 +18,10 @@ from surestep_common import addresses
 from surestep_common.config import parent_pid
 from surestep_common.errors import InvalidRequest
 from surestep_common.process import CREDENTIALS, DEAD, ENDING, outlive_parent, state_of
+from surestep_proto import supervisor_pb2 as pb
 
 from surestep_worker.checkpoint.held_weights import WeightFds
+from surestep_worker.host import activity
 
 from . import control
 from .control import Message, MessageKind
@@ -27,6 +29,7 @@ from .control import Message, MessageKind
 _SUFFIX = ".c"  # behind the path of the Worker service's socket
 _ORPHAN_S = 10  # without a supervisor, after which the kernel ends a rank
 _INTRODUCTION_S = 1.0  # for a rank to say who it is: half a second passes if its event loop is busy
+_OBSERVED_S = 0.2  # of a rank that has not
 
 
 class Orphan:
@@ -75,21 +78,21 @@ def place(rank_address: str) -> str | None:
     return None if path is None or parent_pid() is None else path + _SUFFIX
 
 
-def adopt(path: str) -> Adopted | None:
+async def adopt(path: str) -> Adopted | None:
     """Take over the rank that an earlier supervisor has left; None if there is none. It is ended
-    if it does not say who it is.
+    if it does not say who it is, although it need not wait for a core or a disk.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         end.settimeout(_INTRODUCTION_S)
-        end.connect(path)
+        await asyncio.to_thread(end.connect, path)
     except OSError:
         end.close()
         return None
     told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, _, _ = CREDENTIALS.unpack(told)
     try:
-        message = control.receive(end)
+        message = await _introduced(end, pid)
         if message is None or message.kind is not MessageKind.READY or not message.fds:
             raise InvalidRequest("a rank does not say who it is")
     except (OSError, InvalidRequest):
@@ -100,3 +103,13 @@ def adopt(path: str) -> Adopted | None:
     end.setblocking(False)
     heartbeat_fd, *weights = message.fds
     return Adopted(pid, end, heartbeat_fd, WeightFds(*weights), message)
+
+
+async def _introduced(end: socket.socket, pid: int) -> Message | None:
+    """Return what a rank says, which may have no turn for a while. Raise OSError if it hangs."""
+    while True:
+        try:
+            return await asyncio.to_thread(control.receive, end)
+        except TimeoutError:
+            if await activity.observe(pid, _OBSERVED_S) != pb.WAITING:
+                raise

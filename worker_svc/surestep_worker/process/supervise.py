@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 
 import uvloop
 from surestep_common import access, log, rpc
 from surestep_common.config import parent_pid
+from surestep_common.errors import Unavailable
 from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
 from surestep_common.tasks import end
 from surestep_proto import supervisor_pb2 as pb
@@ -20,11 +22,16 @@ from .child import Started, rank_command
 from .rank_process import RankProcess
 from .supervisor import Supervisor
 
+logger = logging.getLogger(__name__)
+
 _LARGEST_MESSAGE = 256 << 10  # bytes: the reason of a restart, at most
 
 
 async def supervise(settings: WorkerSettings, started: Started | None) -> None:
-    """Keep one rank running until SIGTERM or SIGINT; the first one may be `started` already."""
+    """Keep one rank running until SIGTERM or SIGINT; the first one may be `started` already.
+
+    Raises Unavailable when this process cannot do so any more.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,17 +44,19 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     await server.start(settings.supervisor_address)
     # From here on no other supervisor is at the address, whose rank this would be.
     if (where := adoption.place(settings.rank_address)) is not None:
-        supervisor.found = await asyncio.to_thread(adoption.adopt, where)
+        supervisor.found = await adoption.adopt(where)
     await server.set_serving(True)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(supervisor.run())
-        await stop.wait()
-        await end(running)
-    await server.stop(grace_s=0)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(supervisor.run())
+            await stop.wait()
+            await end(running)
+    finally:
+        await server.stop(grace_s=0)
 
 
-def main(started: Started | None) -> None:
-    """Supervise until a signal comes."""
+def main(started: Started | None) -> int:
+    """Supervise until a signal comes. Exit status: 1 after a fatal error."""
     die_with(parent_pid())
     dump_stacks_on_signal()
     raise_file_limit()
@@ -56,4 +65,10 @@ def main(started: Started | None) -> None:
     log.configure(
         "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
     )
-    uvloop.run(supervise(settings, started))
+    status = 0
+    try:
+        uvloop.run(supervise(settings, started))
+    except* Unavailable as fatal:
+        logger.error("rank %d: %s", settings.rank, fatal.exceptions[0])
+        status = 1
+    return status

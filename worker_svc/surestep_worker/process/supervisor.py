@@ -6,6 +6,7 @@ It holds no tensors and imports no torch, so that nothing the rank does can keep
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import supervisor_pb2_grpc as pb_grpc
 
@@ -68,7 +69,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._start_failure: StartFailure | None = None  # since the last rank that was ready
 
     async def run(self) -> None:
-        """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated."""
+        """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated.
+
+        Raises Unavailable when this process has no descriptors left, which another one has.
+        """
         try:
             while True:
                 try:
@@ -76,6 +80,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     if not self._ready.is_set():
                         self._activate(self._rank)
                 except OSError as error:
+                    if error.errno == errno.EMFILE:
+                        raise Unavailable(f"no rank can be started: {error.strerror}") from error
                     await self._cannot_spawn(error)
                 else:
                     await self._live(self._rank)
@@ -117,7 +123,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         rank.activate(self._weights.fds, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
-        """Wait and try again, since there is no process, file or memory left for a rank."""
+        """Wait and try again, since the machine has no process, file or memory left for a rank."""
         rank, self._rank = self._rank, None
         if rank is not None:
             await rank.terminate()
