@@ -60,7 +60,7 @@ LIMITS = (
     # before: what does not fit lies on the stack. Eight warps do all of it twice, and were slower.
     ("_attend_kernel", "D=256", ATTEND._replace(stack=1280)),
     ("_attend_kernel", "D=128", ATTEND._replace(stack=320)),
-    ("_attend_kernel", "D=96", ATTEND._replace(stack=64)),
+    ("_attend_kernel", "D=96", ATTEND._replace(stack=320)),
     ("_attend_kernel", "", ATTEND),
     ("_attend_latents_kernel", "", ATTEND),
     ("_score_positions_kernel", "float32", Limit(stack=1 << 10, shared=64 << 10, programs=1)),
