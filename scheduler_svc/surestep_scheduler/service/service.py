@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from surestep_common.errors import Unavailable
 from surestep_common.other_releases import refuse_unknown
 from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
@@ -75,7 +76,10 @@ class SchedulerService(SchedulerServicer):
             resolved = None  # where a vector is wanted nothing is sampled
             if not request.pooling:
                 resolved = resolve(request, self._engine.model, limits.max_request_len)
-            parsed = parse_request(request, limits.vocab_size)
+            try:
+                parsed = parse_request(request, limits.vocab_size)
+            except MemoryError as error:  # of this process, which another one may have
+                raise Unavailable("the scheduler is out of memory") from error
             finish = ended(parsed, limits.max_request_len)
             if finish is not None:
                 yield ended_chunk(finish, resolved)

@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 4, "seed": 1},
     "/v1/responses": {"input": "hello", "max_output_tokens": 4, "store": False},
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 4},
+    "/invocations": {"prompt": "hello", "max_tokens": 4, "seed": 1},
 }
 NAMES = ("false", "true")
 _GONE = 50  # clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -20,11 +20,12 @@ from support.processes.scheduler_harness import (
     trailing,
 )
 from surestep_common import request_bounds as bounds
-from surestep_common.errors import RequestTooLarge, Unimplemented
+from surestep_common.errors import RequestTooLarge, Unavailable, Unimplemented
 from surestep_common.rpc import from_rpc_error
 from surestep_proto import sampling_pb2
 from surestep_proto import scheduler_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
+from surestep_scheduler.service import service
 
 MODEL = FakeModel()
 
@@ -86,6 +87,22 @@ def long_request(index: int) -> pb.GenerateRequest:
     message = make_request(index, max_tokens=3)
     message.prompt_ids[:] = random.Random(5).choices(range(101), k=LONG)
     return message
+
+
+async def test_a_request_for_which_there_is_no_memory_may_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a gateway asks another scheduler, or the next one, and its client gets no 500."""
+
+    def lacking(*_: object) -> NoReturn:
+        raise MemoryError
+
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "parse_request", lacking)
+            error = from_rpc_error(await code_of(client.generate(make_request(1))))
+        assert isinstance(error, Unavailable)
+        assert (await client.generate(make_request(2))).tokens == expected(MODEL, make_request(2))
 
 
 async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
