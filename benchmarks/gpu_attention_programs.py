@@ -27,7 +27,7 @@ OUT = Path(__file__).parent / "results" / "gpu_attention_programs.json"
 
 
 class Programs(NamedTuple):
-    """Of one layer's attention in one decode step."""
+    """Programs of a layer's attention in one decode step."""
 
     launches: int
     attend: int
@@ -37,7 +37,7 @@ class Programs(NamedTuple):
 
 
 def before(rows: int, context: int, s: Sizes) -> Programs:
-    """As the launcher had it."""
+    """Count them as the launcher had them."""
     splits, used = -(-MAX_MODEL_LEN // SPLIT), -(-context // SPLIT)
     scratch = rows * s.heads * splits * (s.head_dim + 2) * 4
     if rows * s.kv_heads < 264 and scratch <= 256 << 20:
@@ -47,7 +47,7 @@ def before(rows: int, context: int, s: Sizes) -> Programs:
 
 
 def after(rows: int, context: int, s: Sizes) -> Programs:
-    """As it has it; where scratch is too small, a program goes through all splits of a row."""
+    """Count them as it has them; without scratch, a program goes through all splits of a row."""
     batch = Batch(rows, rows, 1, MAX_MODEL_LEN, s.heads, s.kv_heads, s.head_dim)
     grid, used = grid_of(batch), -(-context // SPLIT)
     attend, merge = grid.programs_of(batch)
@@ -59,7 +59,7 @@ def after(rows: int, context: int, s: Sizes) -> Programs:
 
 
 def table() -> list[dict[str, Any]]:
-    """A line for each model with attention, context and number of rows."""
+    """Return a line for each model with attention, context and number of rows."""
     sizes = [s for s in MODELS if s.rows]
     return [
         {

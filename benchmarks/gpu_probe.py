@@ -12,18 +12,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import machine
 import torch
 from gpu_cases import PACK
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, quantized_partials
-from surestep_kernels.gpu.products.probe import cublas_agrees, differences, probe_cases
+from surestep_kernels.gpu.products.linear import ALL_WIDTHS
+from surestep_kernels.gpu.products.probe import (
+    cublas_agrees,
+    differences,
+    probe_cases,
+    width_differences,
+)
 from surestep_kernels.gpu.products.sequential_linear import TILES
-from surestep_kernels.gpu.products.splits import sum_partials
 from surestep_kernels.ops.linear import pack_linear_reference
 
 # Llama-3.2-1B's and Llama-3.1-8B's: N, K of every product but the logits.
@@ -31,7 +33,6 @@ SHAPES = (
     *((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)),
     *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
 )
-ROWS = (1, 2, 16, 17, 32, 33, 64, 65, 300)
 QUANTISED = ("fp8", "int4", "fp8 rows")
 
 
@@ -70,18 +71,11 @@ def _asked(device: torch.device, *, smoke: bool) -> Iterator[dict[str, Any]]:
 
 
 def _of_widths(device: torch.device, *, smoke: bool) -> Iterator[dict[str, Any]]:
-    """Rows for which a narrower instruction gives other bits than the widest."""
-    columns, depth, most = (128, 256, 2) if smoke else (4096, 4096, ROWS[-1])
+    """Yield what a narrower instruction gives other bits for than the widest, by formats."""
+    columns, depth, most = (128, 256, 2) if smoke else (4096, 4096, None)
     for name in QUANTISED:
         packed = PACK[name.split()[0]](device.type, columns, depth)
-        x = torch.randn(most, depth, device=device).bfloat16()
-        parts = partial(quantized_partials, fp8_rows=name == "fp8 rows")
-        differ = []
-        for count, out in product((n for n in ROWS if n <= most), (torch.float32, None)):
-            one = sum_partials(parts(x[:count], packed, out))
-            all_ = sum_partials(parts(x[:count], packed, out, ALL_WIDTHS))
-            if not torch.equal(one, all_):
-                differ.append(f"{count} rows to {out or x.dtype}")
+        differ = width_differences(packed, fp8_rows=name == "fp8 rows", most=most)
         yield {"trial": f"widths {name}", "compared": list(ALL_WIDTHS), "differ": differ}
 
 

@@ -15,7 +15,7 @@ DTYPE, BYTES = torch.bfloat16, 2  # of an activation
 
 
 class Work(NamedTuple):
-    """One launch, on buffers of its own."""
+    """A launch, on buffers of its own."""
 
     run: Callable[[], object]
     nbytes: int  # that have to be read and written
@@ -43,7 +43,7 @@ class DeltaSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Of queries, keys and values."""
+        """Channels of queries, keys and values."""
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
 

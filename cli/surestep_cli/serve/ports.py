@@ -35,15 +35,13 @@ def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
 
 def check_address(host: str, port: int) -> None:
     """Raise Unavailable unless a server could listen there; port 0 is any."""
-    try:
-        _bind(host, port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise Unavailable(
-                f"cannot listen on port {port} of {host}: {error.strerror}"
-            ) from error
-        taken = f"port {port} of {host} is taken; --port takes another, 0 any"
-        raise Unavailable(taken) from error
+    error = _refusal(host, port)
+    if error is None:
+        return
+    if error.errno != errno.EADDRINUSE:
+        raise Unavailable(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    taken = f"port {port} of {host} is taken; --port takes another, 0 any"
+    raise Unavailable(taken) from error
 
 
 def check_socket(path: Path) -> None:
@@ -63,24 +61,22 @@ def check_services(listen: Iterable[str]) -> None:
 
 def _is_taken(address: str) -> bool:
     """Return whether a process listens on a port; a service reports other problems itself."""
-    try:
-        _bind(*addresses.split(address))
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    return False
+    error = _refusal(*addresses.split(address))
+    return error is not None and error.errno == errno.EADDRINUSE
 
 
 def is_free(host: str, port: int) -> bool:
     """Return whether a server could listen there now."""
-    try:
-        _bind(host, port)
-    except OSError:
-        return False
-    return True
+    return _refusal(host, port) is None
 
 
-def _bind(host: str, port: int) -> None:
+def _refusal(host: str, port: int) -> OSError | None:
+    """Return why nothing can listen there now, None if something can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error
+    return None

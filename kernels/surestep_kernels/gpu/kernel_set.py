@@ -41,7 +41,7 @@ class TritonKernels(KernelSet):
     """Whatever follows a product is fused into the kernel that adds up its splits."""
 
     linear_partials: LinearPartials = linear_partials
-    choice: Products = field(default_factory=Products)  # of what multiplies
+    products: Products = field(default_factory=Products)
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return silu_and_mul_of_partials(self.linear_partials(x, packed))
@@ -81,8 +81,8 @@ class TritonKernels(KernelSet):
             assert mixture.shared is not None
             shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            *(mixture, packed, shared, residual, weight, eps, self.choice.widths),
-            fp8_rows=self.choice.fp8_rows,
+            *(mixture, packed, shared, residual, weight, eps, self.products.widths),
+            fp8_rows=self.products.fp8_rows,
         )
 
     def project_heads(
@@ -128,7 +128,6 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         linear=products.linear,
         linear_partials=products.partials,
         products=products,
-        choice=products,
         rotary=rotary,
         kv_cache_shape=REFERENCE.kv_cache_shape,
         store_kv=REFERENCE.store_kv,

@@ -78,8 +78,9 @@ class Guidance:
 
     def set_dummy(self, vocab_size: int | None) -> None:
         """Have the first row of each step masked with what bars nothing; None ends that."""
-        words = None if vocab_size is None else np.full(-(-vocab_size // 32), -1, dtype=np.int32)
-        self._dummy = None if words is None else Window(masks=[words])
+        self._dummy = None
+        if vocab_size is not None:
+            self._dummy = Window(masks=[np.full(-(-vocab_size // 32), -1, dtype=np.int32)])
 
     def concerns(self, rows: Rows) -> bool:
         """Whether any row that chooses tokens has a grammar."""

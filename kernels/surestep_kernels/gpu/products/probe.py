@@ -15,8 +15,9 @@ products are denormal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def probe(
     for packed in quantised:
         if not go_on():
             return ProbeResult("", finished=False)
-        narrow = narrow and widths_agree(packed, fp8_rows=fp8_rows)
+        narrow = narrow and not width_differences(packed, fp8_rows=fp8_rows)
     for case in probe_cases(plain, device):
         if not go_on():
             return ProbeResult("", narrow=narrow, finished=False)
@@ -146,8 +147,7 @@ def differences(case: ProbeCase, tiles: Sequence[Tile] | None = None) -> list[st
         for count in (border, border + 1):
             got = sequential_linear(x[:count], packed)
             differs[f"{count} rows"] = _differ(got, want[:count])
-    found = torch.stack(list(differs.values())).tolist()  # waits for the GPU once
-    return [name for name, is_other in zip(differs, found, strict=True) if is_other]
+    return _found(differs)
 
 
 def cublas_agrees(packed: PackedLinear) -> bool:
@@ -166,22 +166,24 @@ def cublas_agrees(packed: PackedLinear) -> bool:
     return not bool(torch.stack(differs).any())
 
 
-def widths_agree(packed: PackedLinear, *, fp8_rows: bool) -> bool:
-    """Return whether narrower instructions multiply by a quantised weight to the widest's bits."""
+def width_differences(
+    packed: PackedLinear, *, fp8_rows: bool, most: int | None = None
+) -> list[str]:
+    """Return the products, of `most` rows at most, that get other bits by instructions of all
+    widths than by the widest."""
     multiply = partial(quantized_partials, packed=packed, fp8_rows=fp8_rows)
-    most = _inputs(_ROWS, packed.in_features, packed.data.device)
-    differs = []
-    for x in (
-        most,
-        most * 2.0**-64,
-        *(most[:count] for width in ALL_WIDTHS for count in (1, width)),
-    ):
+    x = _inputs(most or _ROWS, packed.in_features, packed.data.device)
+    counts = {1, 2, len(x), *(width + more for width in ALL_WIDTHS for more in (0, 1))}
+    rows = {f"{count} rows": x[:count] for count in sorted(counts) if count <= len(x)}
+    rows["small numbers"] = x * 2.0**-64
+    differs = {}
+    for (name, some), out_dtype in product(rows.items(), (torch.float32, None)):
         one, several = (
-            sum_partials(multiply(x, out_dtype=torch.float32, widths=widths))
+            sum_partials(multiply(some, out_dtype=out_dtype, widths=widths))
             for widths in (ONE_WIDTH, ALL_WIDTHS)
         )
-        differs.append((one.view(torch.int32) != several.view(torch.int32)).any())
-    return not bool(torch.stack(differs).any())
+        differs[f"{name} to {one.dtype}"] = _differ(one, several)
+    return _found(differs)
 
 
 def _product(x: Tensor, packed: PackedLinear, tile: Tile) -> Tensor:
@@ -193,6 +195,12 @@ def _product(x: Tensor, packed: PackedLinear, tile: Tile) -> Tensor:
 def _differ(a: Tensor, b: Tensor) -> Tensor:
     """Return whether any bit differs, as a tensor on the device."""
     return (a.view(torch.int16) != b.view(torch.int16)).any()
+
+
+def _found(differs: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of what differs. Waits for the GPU once."""
+    found = torch.stack(list(differs.values())).tolist()
+    return [name for name, is_other in zip(differs, found, strict=True) if is_other]
 
 
 def _inputs(
