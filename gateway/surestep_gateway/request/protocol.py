@@ -11,7 +11,7 @@ checked, because every problem that is found is an object, and a body can have m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, LiteralString
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     Tag,
 )
+from pydantic_core import PydanticCustomError
 from surestep_common.request_bounds import (
     LEAST_REPETITION,
     MAX_ALLOWED_IDS,
@@ -41,6 +42,12 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 UINT31 = (1 << 31) - 1
 UNSUPPORTED_KIND = "unsupported"  # of a problem with what is not served
+_KIND_CHARS = 32  # shown of one that is not
+
+
+def unsupported(message: LiteralString, kind: str) -> PydanticCustomError:
+    """Return the problem with a kind that is not served; `message` has it as '{kind}'."""
+    return PydanticCustomError(UNSUPPORTED_KIND, message, {"kind": kind[:_KIND_CHARS]})
 
 
 def _whole(value: Any) -> Any:
@@ -187,7 +194,7 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """One message. Further fields are passed on to the template."""
+    """A message. Further fields are passed on to the template."""
 
     role: Name
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None

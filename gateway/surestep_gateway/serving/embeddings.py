@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -42,11 +42,6 @@ Vector = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 
-async def _awaited(one: Awaitable[T]) -> T:
-    """Return its result: a task takes nothing but a coroutine."""
-    return await one
-
-
 def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
     return SequenceEnd(
         reason=reason,
@@ -59,7 +54,7 @@ def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
 
 
 class _VectorFormat(NamedTuple):
-    """How hidden states become vectors, and how these are encoded."""
+    """The way from hidden states to vectors, and the encoding of these."""
 
     dimensions: int
     normalize: bool
@@ -105,6 +100,7 @@ class Embedding:
         self._format = _VectorFormat.of(prepared.body, gateway.embedding, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
+        self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
         self.model = prepared.body.model or gateway.settings.model_names()[0]
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
@@ -128,21 +124,20 @@ class Embedding:
     @property
     def usage(self) -> dict[str, int]:
         """The counts of the response."""
-        tokens = sum(map(len, self._inputs))
-        return {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"prompt_tokens": self._num_tokens, "total_tokens": self._num_tokens}
 
     async def _run(
-        self, receive: Receive, one: Callable[[int, Sequence[int]], Awaitable[T]]
+        self, receive: Receive, one: Callable[[int, Sequence[int]], Coroutine[Any, Any, T]]
     ) -> list[T]:
         async with self._logged():
             return await until_disconnect(receive, self._each(one), self._gateway.admission)
 
-    async def _each(self, one: Callable[[int, Sequence[int]], Awaitable[T]]) -> list[T]:
+    async def _each(self, one: Callable[[int, Sequence[int]], Coroutine[Any, Any, T]]) -> list[T]:
         tasks: list[asyncio.Task[T]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for index, ids in enumerate(self._inputs):
-                    tasks.append(group.create_task(_awaited(one(index, ids))))
+                    tasks.append(group.create_task(one(index, ids)))
                     await asyncio.sleep(0)  # each is sent in a turn of its own
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
@@ -228,6 +223,6 @@ class Embedding:
             outcome = "abort"
             raise
         finally:
-            tokens = sum(map(len, self._inputs))
+            tokens = self._num_tokens
             tell_embedding(self.model, self._origin.request_id, tokens)
             logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)

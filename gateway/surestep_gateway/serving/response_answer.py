@@ -50,7 +50,7 @@ _DEFAULTS: Json = {
 
 
 class ResponseAnswer:
-    """One response while it is written, and once it is whole."""
+    """A response while it is written, and once it is whole."""
 
     ping = COMMENT
 

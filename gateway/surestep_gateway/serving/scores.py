@@ -44,7 +44,7 @@ class Scoring:
         return JsonPieces([written], self._gateway.answers)
 
     def _written(self, vectors: Sequence[Vector]) -> bytes:
-        scores = [_cosine(vectors[one], vectors[other]) for one, other in self._prepared.pairs]
+        scores = _cosines(vectors, self._prepared.pairs)
         ranked = self._prepared.top_n is not None
         content = self._ranking(scores) if ranked else self._list(scores)
         about = {"model": self._embedding.model, "usage": self._embedding.usage}
@@ -64,8 +64,12 @@ class Scoring:
         return {"id": self.id.replace("embd", "rerank"), "results": results}
 
 
-def _cosine(one: Vector, other: Vector) -> float:
-    """Return the cosine of the angle between two vectors, 0 where one has no direction."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / lengths if lengths else 0.0
+def _cosines(vectors: Sequence[Vector], pairs: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the cosine of the angle of each pair, 0 where a vector has no direction."""
+    wide = [vector.astype(np.float64) for vector in vectors]
+    norms = [np.linalg.norm(vector) for vector in wide]
+    products = [float(norms[one] * norms[other]) for one, other in pairs]
+    return [
+        float(wide[one] @ wide[other]) / lengths if lengths else 0.0
+        for (one, other), lengths in zip(pairs, products, strict=True)
+    ]

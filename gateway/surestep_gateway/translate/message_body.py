@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from surestep_gateway.request.protocol import (
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     MAX_TOOLS,
-    UNSUPPORTED_KIND,
     Body,
     Name,
     Positive,
     SamplingBody,
     Stop,
     User,
+    unsupported,
 )
-
-_SHOWN_CHARS = 32  # of an unknown type
 
 
 class TextBlock(Body):
@@ -61,10 +58,7 @@ def _known(*kinds: str) -> BeforeValidator:
     def check(block: Any) -> Any:
         kind = _kind(block)[1:-1]
         if kind not in kinds:
-            shown = kind[:_SHOWN_CHARS]
-            raise PydanticCustomError(
-                UNSUPPORTED_KIND, "no blocks of type '{kind}' here", {"kind": shown}
-            )
+            raise unsupported("no blocks of type '{kind}' here", kind)
         return block
 
     return BeforeValidator(check)
@@ -140,8 +134,7 @@ def _functions_only(tool: Any) -> Any:
     """Raise for a tool that Anthropic's servers would run."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind not in ("custom", None):
-        shown = str(kind)[:_SHOWN_CHARS]
-        raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
+        raise unsupported("no tools of type '{kind}'", str(kind))
     return tool
 
 

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
-from pydantic_core import PydanticCustomError
 from surestep_common.errors import NotFound
 
 from surestep_gateway.request.messages import result_part, text_part
-from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, Name
+from surestep_gateway.request.protocol import Body, Name, unsupported
 
 from .conversation import INSTRUCTING, Conversation, Json
 from .response_tools import SEARCH, Offer, Tool, Tools, arguments_of, chat_name, found_tools
 
-_SHOWN_CHARS = 32  # of an unknown type
 _PREFIXES = {
     "message": "msg",
     "agent_message": "am",
@@ -168,8 +166,7 @@ def _known(item: Any) -> Any:
     """Raise for an item whose type is not served."""
     kind = _kind(item)
     if kind not in _TAGS:
-        shown = kind[1:-1][:_SHOWN_CHARS]
-        raise PydanticCustomError(UNSUPPORTED_KIND, "no items of type '{kind}'", {"kind": shown})
+        raise unsupported("no items of type '{kind}'", kind[1:-1])
     return item
 
 

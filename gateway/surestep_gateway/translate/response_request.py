@@ -60,9 +60,7 @@ class PreparedResponse:
     wanted: Sequence[str] = ()  # ids of these
     token: str = ""  # what is random in the response's id
     asked: Json  # fields of the request that its response shows, and `store`
-    called: dict[str, Called] = field(
-        default_factory=dict
-    )  # names of functions that stand for more
+    called: dict[str, Called] = field(default_factory=dict)  # functions that stand for more
     items: bytes = b""  # frames with the JSON of each item of the conversation so far
     num_items: int = 0
     chat: PreparedRequest | None = None

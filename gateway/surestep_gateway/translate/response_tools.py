@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 
-from surestep_gateway.request.protocol import MAX_TOOLS, UNSUPPORTED_KIND, Body, Name
+from surestep_gateway.request.protocol import MAX_TOOLS, Body, Name, unsupported
 
 from .conversation import Json
 
@@ -41,7 +41,7 @@ _INPUT_SCHEMA = {
     "required": [_INPUT],
     "additionalProperties": False,
 }
-_SHOWN_CHARS = 32  # of an unknown type
+_NO_TOOLS: Final = "no tools of type '{kind}'"
 
 
 class FunctionTool(Body):
@@ -115,10 +115,7 @@ def _known(*kinds: str) -> BeforeValidator:
 
     def check(tool: Any) -> Any:
         if isinstance(tool, dict) and _kind(tool)[1:-1] not in kinds:
-            shown = _type(tool)[:_SHOWN_CHARS]
-            raise PydanticCustomError(
-                UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown}
-            )
+            raise unsupported(_NO_TOOLS, _type(tool))
         return tool
 
     return BeforeValidator(check)
@@ -194,8 +191,7 @@ def _choosable(choice: Any) -> Any:
     """Raise for the choice of a tool that is not served."""
     kind = _type(choice)
     if kind not in ("function", "custom", "namespace", "allowed_tools", SEARCH):
-        shown = kind[:_SHOWN_CHARS]
-        raise PydanticCustomError(UNSUPPORTED_KIND, "no tools of type '{kind}'", {"kind": shown})
+        raise unsupported(_NO_TOOLS, kind)
     return choice
 
 
@@ -306,10 +302,7 @@ def chat_tool_choice(choice: ToolChoice | None, offer: Offer) -> str | Json | No
 
 def input_of(arguments: str) -> str:
     """Return the text for a custom tool, also where the model got its JSON wrong, or was cut."""
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return arguments
+    found = _partial(arguments)
     texts = [found.get(_INPUT), *found.values()] if isinstance(found, dict) else [found]
     return next((text for text in texts if isinstance(text, str)), arguments)
 
@@ -325,11 +318,16 @@ def shown_call(called: Called, arguments: str) -> Json:
 
 
 def _object(arguments: str) -> Json:
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return {}
+    found = _partial(arguments)
     return found if isinstance(found, dict) else {}
+
+
+def _partial(arguments: str) -> Any:
+    """Return what JSON that may be cut says, None where it is none."""
+    try:
+        return from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 def arguments_of(text: str) -> Json:

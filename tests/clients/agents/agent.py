@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clients.checks import MODEL, PATIENCE_S, Server
+from clients.checks import MODEL, PATIENCE_S, SENTENCE, TALK, Server
 
 SCHEMA = {
     "type": "object",
@@ -71,6 +71,16 @@ class Agent:
         with self._started(server, prompt, flags, **about) as (process, folder):
             output, errors = process.communicate(timeout=_RUN_S)
         return Done(output, errors, folder)
+
+    def chat(self, server: Server) -> None:
+        """Have it answer, and nothing else on standard output."""
+        done = self.run(server, TALK)
+        assert SENTENCE.match(done.output), done.told
+
+    def stream(self, server: Server, *events: str) -> None:
+        """Have it show its answer in pieces, by flags for Anthropic's events, and as a whole."""
+        done = self.run(server, TALK, *events)
+        assert streamed(done) == result(done)["result"]
 
     def cancel(self, server: Server) -> None:
         """Interrupt it in the middle of a story, and see that the server stops telling it."""
