@@ -17,7 +17,7 @@ STACK_DUMP_SIGNAL = signal.SIGUSR1
 STOPPED, TRACED, ENDING, DEAD = "T", "t", "Z", "X"  # states of a process
 CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end of a socket
 _FLAGS, _PF_EXITING = 6, 4  # behind the name in /proc/PID/stat
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be
 _GARBAGE = 10_000  # new objects until the youngest are looked at; Python's 700 come with every step
 _MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
@@ -74,6 +74,13 @@ def die_with(parent: int | None) -> None:
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be asked for
         sys.exit(f"the process {parent} that has started this one is gone")
+
+
+def adopt_orphans(whether: bool) -> None:
+    """Be the parent of descendants whose parent ends (Linux), as long as this process waits for
+    one: the others become zombies.
+    """
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(whether))
 
 
 def collect_seldom() -> None:

@@ -56,6 +56,11 @@ def alive(pid: int) -> bool:
     return True
 
 
+def importers(stacks: Path) -> set[int]:
+    """The processes that were not copied."""
+    return {int(each.suffix[1:]) for each in stacks.parent.glob("stacks.nice.*")}
+
+
 async def test_a_killed_rank_is_replaced(lone: Supervised) -> None:
     first = await lone.ready(restarts=0)
     os.kill(first.rank_pid, signal.SIGKILL)
@@ -223,16 +228,62 @@ async def test_a_standby_takes_over(paired: Supervised) -> None:
     os.kill(first.rank_pid, signal.SIGKILL)
     second = await paired.ready(restarts=1)
     assert second.rank_pid == first.standby_pid
-    assert second.standby_pid == 0
     third = await paired.until(lambda now: now.standby_pid)
     assert third.standby_pid != second.rank_pid
+
+
+async def test_one_standby_follows_another_at_once(paired: Supervised, stacks: Path) -> None:
+    """Nothing is imported for it: the template is copied."""
+    now = await paired.until(lambda now: now.standby_pid)
+    for restarts in range(1, 6):
+        os.kill(now.rank_pid, signal.SIGKILL)
+        now, before = await paired.ready(restarts=restarts), now
+        assert now.rank_pid == before.standby_pid
+        now = await paired.until(lambda now: now.standby_pid)
+    assert len(importers(stacks)) == 2, "of the first rank and of the template"
+
+
+async def test_without_its_standby_the_template_takes_over(
+    paired: Supervised, stacks: Path
+) -> None:
+    now = await paired.until(lambda now: now.standby_pid)
+    (template,) = importers(stacks) - {now.rank_pid}
+    known = now.rank_pid, now.standby_pid
+    for pid in known:
+        os.kill(pid, signal.SIGKILL)
+    assert (await paired.ready(restarts=1)).rank_pid == template
+    again = await paired.until(lambda now: now.standby_pid)
+    assert again.standby_pid not in (*known, template)
+
+
+async def test_a_standby_outlives_its_template(paired: Supervised, stacks: Path) -> None:
+    now = await paired.until(lambda now: now.standby_pid)
+    (template,) = importers(stacks) - {now.rank_pid}
+    os.kill(template, signal.SIGKILL)
+    await paired.until(lambda _: len(importers(stacks)) == 3)
+    os.kill(now.rank_pid, signal.SIGKILL)
+    assert (await paired.ready(restarts=1)).rank_pid == now.standby_pid
+    await paired.until(lambda now: now.standby_pid)
+
+
+async def test_what_has_threads_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], stacks: Path
+) -> None:
+    async with supervising(monkeypatch, [*command, "has threads"], standby=True) as running:
+        now = await running.until(lambda now: now.standby_pid)
+        assert importers(stacks) == {now.rank_pid, now.standby_pid}
+        os.kill(now.rank_pid, signal.SIGKILL)
+        assert (await running.ready(restarts=1)).rank_pid == now.standby_pid
+        again = await running.until(lambda now: now.standby_pid)
+        assert again.standby_pid in importers(stacks)
 
 
 async def test_a_standby_prepares_with_low_priority_and_serves_with_none(
     paired: Supervised, stacks: Path
 ) -> None:
     first = await paired.until(lambda now: now.standby_pid)
-    numbers = first.rank_pid, first.standby_pid
+    (template,) = importers(stacks) - {first.rank_pid}
+    numbers = first.rank_pid, template
     prepared = [int(stacks.with_name(f"stacks.nice.{pid}").read_text()) for pid in numbers]
     own = os.nice(0)
     assert prepared == [own, min(own + 10, LEAST_PRIORITY)]

@@ -49,7 +49,7 @@ class Setbacks:
 @pytest.fixture
 async def setbacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Setbacks]:
     """With a real checkpoint in the model folder, and little patience."""
-    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.05))
+    monkeypatch.setattr("surestep_worker.process.standbys.BACKOFF_S", (0.0, 0.05))
     monkeypatch.setattr("surestep_worker.process.supervisor._PERMANENT_RETRY_S", 0.5)
     model = make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=1)
     stacks = tmp_path / "stacks"
@@ -161,7 +161,7 @@ async def test_what_ended_a_rank_without_a_word_is_told_as_well(
 async def test_processes_that_cannot_be_started_are_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.2))
+    monkeypatch.setattr("surestep_worker.process.standbys.BACKOFF_S", (0.0, 0.2))
     program = tmp_path / "program"  # not there yet
     async with supervising(monkeypatch, [str(program), str(tmp_path / "stacks")]) as running:
         now = await running.until(lambda now: now.failure)
@@ -175,7 +175,7 @@ async def test_processes_that_cannot_be_started_are_waited_for(
 async def test_a_rank_lives_without_a_standby_that_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.2))
+    monkeypatch.setattr("surestep_worker.process.standbys.BACKOFF_S", (0.0, 0.2))
     program = tmp_path / "program"
     text = f"#!/bin/sh\nexec {sys.executable} {STAND_IN} $*\n"
     program.write_text(text)

@@ -33,7 +33,7 @@ async def test_a_standby_that_dies_soon_after_its_rank_is_closed(
     monkeypatch: pytest.MonkeyPatch, command: list[str], dropped: list[warnings.WarningMessage]
 ) -> None:
     """While nobody watches it, for the next rank is some time away."""
-    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (1.0,))
+    monkeypatch.setattr("surestep_worker.process.standbys.BACKOFF_S", (1.0,))
     async with supervising(monkeypatch, command, standby=True) as running:
         first = await running.until(lambda now: now.standby_pid)
         os.kill(first.rank_pid, signal.SIGKILL)

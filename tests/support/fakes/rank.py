@@ -15,6 +15,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -114,6 +115,8 @@ if __name__ == "__main__":
 
     def preload(settings: WorkerSettings) -> Build:
         Path(f"{sys.argv[1]}.nice.{os.getpid()}").write_text(str(os.nice(0)))  # of this thread
+        if loading == "has threads":
+            threading.Thread(target=time.sleep, args=(LONG_S,), daemon=True).start()
         stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
         return build_as(loading, Path(sys.argv[1] + ".refuse"))

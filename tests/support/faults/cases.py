@@ -204,20 +204,22 @@ def _kill_beside_the_successor(place: str, victim: Victim, row: int = 0) -> Inje
     return inject
 
 
-def _while_a_spare_is_imported(victim: Victim) -> Inject:
-    """The rank is killed, and a victim as soon as the standby after next begins to import."""
-
-    def inject(server: FaultyServer, rank: int) -> None:
-        server.order("import", rank, "go on")
-        server.send(signal.SIGKILL, server.facts().rank_pids[rank])
-        server.stack.wait_until(lambda: not server.pending_orders(), "an import")
-        server.send(signal.SIGKILL, victim(server, rank))
-
-    return inject
+def _kill_standby(server: FaultyServer, rank: int) -> None:
+    """Together with its rank."""
+    server.send(signal.SIGKILL, server.standby_pids(rank)[0], server.facts().rank_pids[rank])
 
 
-def _rank_pid(server: FaultyServer, rank: int) -> int:
-    return server.facts().rank_pids[rank]
+def _kill_template(server: FaultyServer, rank: int) -> None:
+    """Together with its copies, the standby and the rank: the next one starts from scratch."""
+    server.send(signal.SIGKILL, *server.standby_pids(rank), server.facts().rank_pids[rank])
+
+
+def _kill_at_an_import(server: FaultyServer, rank: int) -> None:
+    """The supervisor, as soon as that next one has begun to import."""
+    server.order("import", rank, "go on")
+    _kill_template(server, rank)
+    server.stack.wait_until(lambda: not server.pending_orders(), "an import")
+    server.send(signal.SIGKILL, server.supervisor_pid(rank))
 
 
 def _itself(server: FaultyServer, rank: int) -> int:
@@ -381,17 +383,13 @@ FAULTS = (
     ),
     *_timed("rank-killed", _itself, rank_replaced, _EXIT),
     *_timed("supervisor-killed", FaultyServer.supervisor_pid, adopted, ()),
-    Fault(
-        *("rank-killed-without-standby", _while_a_spare_is_imported(_rank_pid)),
-        *(rank_replaced, 30),
-        setups=("none-tp1", "mtp-tp2"),
-        causes=_EXIT,
-    ),
-    Fault(
-        "supervisor-killed-without-standby",
-        *(_while_a_spare_is_imported(FaultyServer.supervisor_pid), rank_replaced, 30),
-        setups=("mtp-tp1", "ngram-tp2"),
-        causes=_EXIT,
+    *(
+        Fault(name, inject, rank_replaced, 30, setups, causes=_EXIT)
+        for name, inject, setups in (
+            ("rank-killed-with-its-standby", _kill_standby, ("none-tp2", "mtp-tp1")),
+            ("rank-killed-with-its-template", _kill_template, ("none-tp1", "mtp-tp2")),
+            ("supervisor-killed-at-an-import", _kill_at_an_import, ("mtp-tp1", "ngram-tp2")),
+        )
     ),
     Fault(
         *("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30),

@@ -92,6 +92,13 @@ class FaultyServer:
         pid: int = self.stack.scheduler()["supervisors"][rank]["pid"]
         return pid
 
+    def standby_pids(self, rank: int) -> tuple[int, int]:
+        """The standby of a rank, and the process that it is a copy of."""
+        now = self.stack.scheduler()["supervisors"][rank]
+        children = {each.pid for each in psutil.Process(now["pid"]).children()}
+        (template,) = children - {now["rank_pid"], now["standby_pid"]}
+        return now["standby_pid"], template
+
     def send(self, number: signal.Signals, *pids: int) -> None:
         """Signals to processes."""
         for pid in pids:

@@ -50,7 +50,8 @@ def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket
     ours, theirs = ends
     fds = memory.create("a", 5), memory.create("b", 6), memory.create("c", 7)
     control.send(ours, Message(MessageKind.ACTIVATE, b"profile_result", fds))
-    activation = control.wait_for_activation(theirs)
+    activation = control.next_order(theirs)
+    assert isinstance(activation, control.Activation)
     received = activation.heartbeat_fd, *activation.weights
     assert activation.profile_result == b"profile_result"
     assert [os.fstat(fd).st_size for fd in received] == [5, 6, 7]
@@ -65,7 +66,7 @@ def test_a_supervisor_that_is_gone(ends: tuple[socket.socket, socket.socket]) ->
     ours.close()
     assert control.is_closed(theirs)
     with pytest.raises(Unavailable, match="supervisor is gone"):
-        control.wait_for_activation(theirs)
+        control.next_order(theirs)
 
 
 def test_a_message_that_is_too_long(ends: tuple[socket.socket, socket.socket]) -> None:

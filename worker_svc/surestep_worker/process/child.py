@@ -7,16 +7,19 @@ needs itself: both take a part of a second.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from surestep_common.process import python_module
+from surestep_common.process import die_with, python_module
 
 START_RANK = "--start-rank"
+_LOOKS, _LOOK_S = 200, 0.001
 SPARE = "--spare"  # of a standby that is started while there is a rank
 
 
@@ -34,15 +37,56 @@ def rank_command() -> list[str]:
 
 def start(command: Sequence[str], environ: Mapping[str, str] | None) -> Started:
     """Start a process, in this one's environment if none is given. Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = control_sockets()
     with theirs:
         try:
             process = subprocess.Popen(command, stdin=theirs.fileno(), env=environ)  # noqa: S603
         except BaseException:
             ours.close()
             raise
-    ours.setblocking(False)
     return Started(process, ours)
+
+
+def control_sockets() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a control socket: ours, which does not block, and the rank's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def fork_beside(parent: int) -> bool:
+    """Fork, and return whether this is the new process: another child of `parent`, which is this
+    one's parent and adopts orphans meanwhile. Raises OSError, for a process with threads too: a
+    fork has none of them, though others may wait for what they hold.
+    """
+    if not _has_no_threads():
+        raise OSError(errno.EDEADLK, "it has threads")
+    between = os.fork()
+    if between:
+        _, status = os.waitpid(between, 0)
+        if code := os.waitstatus_to_exitcode(status):
+            raise OSError(code, os.strerror(code))
+        return False
+    between = os.getpid()
+    try:
+        new = os.fork() == 0
+    except OSError as error:
+        os._exit(error.errno or errno.EAGAIN)
+    if not new:
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(_LOOK_S)
+    die_with(parent)
+    return True
+
+
+def _has_no_threads() -> bool:
+    """Wait a moment for those that have ended as far as Python knows."""
+    for _ in range(_LOOKS):
+        if len(os.listdir("/proc/self/task")) == 1:
+            return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def start_early(arguments: list[str]) -> Started | None:
@@ -72,7 +116,7 @@ def is_spare(arguments: list[str]) -> bool:
 class Stranger:
     """What `Popen` is for a child, of a process that another one has started."""
 
-    returncode = None  # is known to the parent alone
+    returncode: int | None = None  # is known to the parent alone
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -83,6 +127,15 @@ class Stranger:
     def kill(self) -> None:
         """Kill it."""
         os.kill(self.pid, signal.SIGKILL)
+
+
+class Copy(Stranger):
+    """What `Popen` is for a child that this process has adopted, of one that it has started."""
+
+    def wait(self) -> None:
+        """Reap it, when it has ended."""
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
 
 
 class Child:

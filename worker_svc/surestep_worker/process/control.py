@@ -1,9 +1,9 @@
 """Messages between a supervisor and its rank process, over the socket that is the rank's stdin.
 
 The rank reports that it has imported everything, that it is ready or why it cannot start, and that
-it received a termination signal; the supervisor activates a standby as the rank. A message is one
-packet of JSON; file descriptors travel beside it. End of stream means that the other process is
-gone.
+it received a termination signal; the supervisor has a standby copied, and activates one as the
+rank. A message is one packet of JSON; file descriptors travel beside it. End of stream means that
+the other process is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_worker.checkpoint.held_weights import WeightFds
 
 MAX_BYTES = 64 << 10
+STDIN = 0
 _MAX_REASON = 2000  # characters
 _MAX_FDS = 3
 
@@ -29,6 +30,7 @@ class MessageKind(StrEnum):
     """The kind of a message."""
 
     STANDBY = "standby"  # everything is imported
+    COPY = "copy"  # leave a copy of yourself; with the descriptor of its own socket
     ACTIVATE = "activate"  # become the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
     FAILED = "failed"  # it could not start, and exits
@@ -52,6 +54,7 @@ class Message(NamedTuple):
     checkpoint: str = ""  # READY: fingerprint of the weights
     failure: Failure = Failure.TRANSIENT  # FAILED
     reason: str = ""  # FAILED: one line for operators
+    pid: int = 0  # STANDBY: of the process that says so
 
 
 class Activation(NamedTuple):
@@ -65,7 +68,7 @@ class Activation(NamedTuple):
 def inherited() -> socket.socket:
     """Return the rank's end. Raises InvalidRequest in a process not started by a supervisor."""
     try:
-        return socket.socket(fileno=os.dup(0))
+        return socket.socket(fileno=os.dup(STDIN))
     except OSError as error:
         raise InvalidRequest("a rank is started by its supervisor: surestep_worker") from error
 
@@ -93,11 +96,15 @@ def is_closed(end: socket.socket) -> bool:
         return False
 
 
-def wait_for_activation(end: socket.socket) -> Activation:
-    """Wait for activation, without a limit. Raises Unavailable if the supervisor is gone."""
+def next_order(end: socket.socket) -> Activation | socket.socket:
+    """Wait, without a limit, for a standby's next order: to become the rank, or to leave a copy of
+    itself, whose socket is returned. Raises Unavailable if the supervisor is gone.
+    """
     message = receive(end)
     if message is None:
         raise Unavailable("the supervisor is gone")
+    if message.kind is MessageKind.COPY and len(message.fds) == 1:
+        return socket.socket(fileno=message.fds[0])
     if message.kind is not MessageKind.ACTIVATE or len(message.fds) != _MAX_FDS:
         raise InvalidRequest(f"a standby received an unexpected message: {message.kind}")
     heartbeat_fd, *weights = message.fds
@@ -126,6 +133,7 @@ def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
             str(data["checkpoint"]),
             Failure(data["failure"]),
             str(data["reason"]),
+            int(data["pid"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise InvalidRequest("not a control message") from error

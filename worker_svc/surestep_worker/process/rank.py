@@ -35,7 +35,7 @@ from surestep_worker.host.torch_import import import_torch
 
 from . import adoption, control
 from .adoption import Orphan
-from .child import is_spare
+from .child import fork_beside, is_spare
 from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
 
@@ -225,7 +225,7 @@ def run(
         with _start():
             build = _beside(preload, settings) if spare else preload(settings)
         control.send(supervisor, Message(MessageKind.STANDBY))
-        activation = control.wait_for_activation(supervisor)
+        supervisor, activation = _activation(supervisor)
         prefer_as_victim(_VICTIM_AS_RANK)
         uvloop.run(Rank(settings, supervisor, activation, build).serve())
     except StartupError as failed:
@@ -241,6 +241,24 @@ def run(
             control.send(supervisor, Message(MessageKind.FAILED, reason=str(gone)))
         return 1
     return 0
+
+
+def _activation(supervisor: socket.socket) -> tuple[socket.socket, Activation]:
+    """Wait until this standby is activated, or a copy of it, which has a socket of its own."""
+    parent = os.getppid()
+    while isinstance(order := control.next_order(supervisor), socket.socket):
+        with order:
+            try:
+                is_copy = fork_beside(parent)
+            except OSError as error:
+                logger.warning("this standby cannot be copied: %s", error)
+                continue  # the supervisor learns it from the socket's end
+            if is_copy:
+                os.dup2(order.fileno(), control.STDIN)
+                supervisor.close()
+                supervisor = control.inherited()
+                control.send(supervisor, Message(MessageKind.STANDBY, pid=os.getpid()))
+    return supervisor, order
 
 
 def _beside(preload: Callable[[WorkerSettings], Build], settings: WorkerSettings) -> Build:

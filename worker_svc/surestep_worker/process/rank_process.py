@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,14 @@ from surestep_common.config import (
     without_cublas_workspace,
 )
 from surestep_common.errors import InvalidRequest
-from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
+from surestep_common.process import (
+    DEAD,
+    ENDING,
+    STACK_DUMP_SIGNAL,
+    STOPPED,
+    TRACED,
+    state_of,
+)
 from surestep_proto import supervisor_pb2 as pb
 
 from surestep_worker.checkpoint.held_weights import WeightFds
@@ -27,7 +36,7 @@ from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
 from .adoption import Adopted
-from .child import SPARE, Child, Started, Stranger, start
+from .child import SPARE, Child, Copy, Started, Stranger, control_sockets, start
 from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
@@ -95,10 +104,36 @@ class RankProcess:
         """Start a standby; its settings are passed in the environment. A `spare` one leaves the
         cores to the rank that there is."""
         launcher = {PARENT_PID: str(parent)} if (parent := parent_pid()) is not None else {}
-        environ = child_environ(settings.environ() | launcher)
+        own = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would keep it from being copied
+        environ = child_environ(settings.environ() | launcher | own)
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         return cls(start([*command, SPARE] if spare else command, environ))
+
+    async def prepared(self) -> bool:
+        """Wait until a standby has imported everything. Return False if it ends before."""
+        if not self.imported:
+            message = await self._message()
+            self.imported = message is not None and message.kind is MessageKind.STANDBY
+        return self.imported
+
+    def order_copy(self) -> socket.socket:
+        """Have this standby leave a copy of itself, another child of this process, which has to
+        adopt orphans meanwhile. Return the socket to it. Raises OSError."""
+        ours, theirs = control_sockets()
+        with theirs:
+            control.send(self._control, Message(MessageKind.COPY, fds=(theirs.fileno(),)))
+        return ours
+
+    @classmethod
+    async def copied(cls, ours: socket.socket) -> RankProcess:
+        """Wait for a copy that was ordered. Raises OSError if there will be none."""
+        packet = await asyncio.get_running_loop().sock_recv(ours, control.MAX_BYTES)
+        if not packet:
+            raise OSError(errno.ECHILD, "it has left none")
+        copy = cls(Started(Copy(control.decode(packet).pid), ours))
+        copy.imported = True
+        return copy
 
     @property
     def pid(self) -> int:
@@ -124,12 +159,16 @@ class RankProcess:
 
     async def messages(self) -> AsyncIterator[Message]:
         """Yield the process's messages until it is gone or sends an invalid one."""
-        loop = asyncio.get_running_loop()
+        while (message := await self._message()) is not None:
+            yield message
+
+    async def _message(self) -> Message | None:
         try:
-            while packet := await loop.sock_recv(self._control, control.MAX_BYTES):
-                yield control.decode(packet)
+            packet = await asyncio.get_running_loop().sock_recv(self._control, control.MAX_BYTES)
+            return control.decode(packet) if packet else None
         except (OSError, InvalidRequest) as error:
             logger.warning("lost contact with pid %d: %s", self.pid, error)
+            return None
 
     async def wait(self) -> ExitReason:
         """Wait for the exit; return its reason. The last messages may still be unread."""

@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +23,6 @@ from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import activity
-from surestep_worker.host.host_memory import free_memory
 from surestep_worker.host.oom import OomKills
 
 from .adoption import Adopted
@@ -32,12 +30,10 @@ from .control import Failure, MessageKind
 from .exits import ExitHistory, heartbeat_proto
 from .heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
 from .rank_process import ExitReason, RankProcess, StartFailure
+from .standbys import BACKOFF_S, Standbys, back_off_s
 
 logger = logging.getLogger(__name__)
 
-_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
-_STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
-_STANDBY_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
 _START_AFRESH_AFTER = 3  # failures with what an earlier rank left, which is then given up
 _PERMANENT_RETRY_S = 30.0  # between attempts after a permanent failure
 _WATCH_S, _LONGEST_WATCH_S = 0.2, 1.0  # of a rank that is late
@@ -45,7 +41,7 @@ _FINAL_MESSAGES_S = 0.5  # for reading a rank's last messages after its exit
 
 
 class Supervisor(pb_grpc.SupervisorServicer):
-    """Keeps one rank and one standby alive. `run` owns them; the RPCs only read and request."""
+    """Keeps one rank and its standbys alive. `run` owns them; the RPCs only read and request."""
 
     def __init__(
         self,
@@ -55,10 +51,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
         first: RankProcess | None = None,
     ) -> None:
         """`command` starts a standby; `first` is one that was started before."""
-        self._command = command
         self._settings = settings
         self._rank: RankProcess | None = None
-        self._standby = first
+        self._standbys = Standbys(command, settings, first)
         self.found: Adopted | None = None  # a rank that an earlier supervisor has left
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
@@ -76,7 +71,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         try:
             while True:
                 try:
-                    self._rank = self._adopt() or await self._next()
+                    self._rank = self._adopt() or await self._standbys.take()
                     if not self._ready.is_set():
                         self._activate(self._rank)
                 except OSError as error:
@@ -87,8 +82,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     await self._live(self._rank)
                     await asyncio.sleep(self._pause_s())
         finally:
-            left = [process for process in (self._standby, self._rank) if process is not None]
-            await asyncio.gather(*(process.terminate() for process in left))
+            ending = [self._standbys.terminate()]
+            if self._rank is not None:
+                ending.append(self._rank.terminate())
+            await asyncio.gather(*ending)
 
     def _adopt(self) -> RankProcess | None:
         """Take over the rank that was found, with all that its supervisor held for it."""
@@ -107,14 +104,6 @@ class Supervisor(pb_grpc.SupervisorServicer):
         )
         return rank
 
-    async def _next(self) -> RankProcess:
-        standby, self._standby = self._standby, None
-        if standby is not None:
-            if standby.alive:
-                return standby
-            standby.close()  # it ended together with the rank
-        return await RankProcess.spawn(self._command, self._settings)
-
     def _activate(self, rank: RankProcess) -> None:
         settings = self._settings
         how = "from its standby" if rank.imported else "from scratch"
@@ -129,7 +118,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             await rank.terminate()
         self._start_failure = StartFailure(Failure.TRANSIENT, f"no process can be started: {error}")
         logger.error("rank %d: %s", self._settings.rank, self._start_failure.reason)
-        await asyncio.sleep(_BACKOFF_S[-1])
+        await asyncio.sleep(BACKOFF_S[-1])
 
     async def _live(self, rank: RankProcess) -> None:
         """Supervise a rank from activation to its exit."""
@@ -174,7 +163,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         if self._failure is Failure.PERMANENT and not self._weights.sealed:
             logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _PERMANENT_RETRY_S)
             return _PERMANENT_RETRY_S
-        return _back_off_s(self._exits.failures)
+        return back_off_s(self._exits.failures)
 
     @property
     def _failure(self) -> Failure:
@@ -250,42 +239,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
         return pb.AT_REST if activity.is_stopped(rank.pid) else pb.ACTIVITY_UNKNOWN
 
     async def _keep_standby(self) -> None:
-        """Keep a standby from some time after the rank is ready."""
-        if not self._settings.standby:
-            return
-        await self._ready.wait()
-        await asyncio.sleep(_STANDBY_DELAY_S)
-        for attempt in range(sys.maxsize):
-            standby = self._standby = self._standby or await self._spawn_standby()
-            logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
-            async for _ in standby.messages():
-                standby.imported = True
-            exit_reason = await standby.wait()
-            standby.close()
-            self._standby = None
-            logger.warning("standby, pid %d, ended: %s", standby.pid, exit_reason.reason)
-            await asyncio.sleep(_back_off_s(attempt + 1))
-
-    async def _spawn_standby(self) -> RankProcess:
-        """Spawn a standby as soon as there is memory for one."""
-        said = ""
-        while True:
-            try:
-                if (left := free_memory()).nbytes >= _STANDBY_BYTES:
-                    return await RankProcess.spawn(self._command, self._settings, spare=True)
-                reason = str(left)
-            except OSError as error:
-                reason = str(error)
-            if not said:
-                logger.warning("rank %d has no standby: %s", self._settings.rank, reason)
-            said = reason
-            await asyncio.sleep(_BACKOFF_S[-1])
+        if self._settings.standby:
+            await self._ready.wait()
+            await self._standbys.keep()
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SupervisorStatus:
         """Return the state of the rank."""
-        settings, rank, standby = self._settings, self._rank, self._standby
+        settings, rank = self._settings, self._rank
         status = pb.SupervisorStatus(
             pid=os.getpid(),
             address=settings.supervisor_address,
@@ -295,7 +257,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             restarts=self._exits.count,
             last_exit=self._exits.last,
             exits=self._exits.reports(),
-            standby_pid=standby.pid if standby is not None and standby.imported else 0,
+            standby_pid=self._standbys.pid,
             held_weight_bytes=self._weights.nbytes,
         )
         if self._start_failure is not None:
@@ -324,7 +286,3 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
         await rank.recorded.wait()
         return pb.RestartResponse(restarted=True)
-
-
-def _back_off_s(failures: int) -> float:
-    return _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
