@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -140,6 +141,33 @@ def test_a_gateway_that_is_killed_takes_only_its_own_streams(served: Served) -> 
                 again = await run(successor.url, served.asks)
             assert differences(served.expected, again) == []
             assert differences(served.expected, await others) == []
+
+    asyncio.run(streams())
+    served.server.recovered(served.holdings)
+
+
+@served_by(["none-tp1"])
+def test_gateways_are_restarted_one_after_the_other(served: Served) -> None:
+    """Streams of one that is told to stop end whole; what is new goes to those that are ready."""
+
+    async def streams() -> None:
+        scheduler = scheduler_of(served.server)
+        async with AsyncExitStack() as fronts:
+            first, second = [
+                await fronts.enter_async_context(gateway_to(served, scheduler)) for _ in range(2)
+            ]
+            for leaving, staying in ((first, second), (second, first)):
+                stop = functools.partial(leaving.process.send_signal, signal.SIGTERM)
+                async with asyncio.TaskGroup() as tasks:
+                    old = tasks.create_task(run(leaving.url, served.asks, AT, stop))
+                    new = tasks.create_task(run(staying.url, served.asks))
+                assert differences(served.expected, old.result()) == []
+                assert differences(served.expected, new.result()) == []
+                assert await asyncio.wait_for(leaving.process.wait(), 30) == 0
+                port = int(leaving.url.rpartition(":")[2])
+                await fronts.enter_async_context(gateway_to(served, scheduler, port=port))
+            answers = await run(first.url, served.asks)
+            assert differences(served.expected, answers) == []
 
     asyncio.run(streams())
     served.server.recovered(served.holdings)
