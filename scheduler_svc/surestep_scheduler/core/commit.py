@@ -26,7 +26,7 @@ from surestep_scheduler.cache import prefix
 
 from .messages import Outcome, Plan
 from .open_rows import OpenRows, check_columns, open_rows
-from .sequence import Finish, Output, Sequence, TokenLogprobs
+from .sequence import Finish, Output, Sequence, Tenancy, TokenLogprobs
 from .state import SchedulerState
 
 
@@ -48,6 +48,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     state.counters.checked_digests += len(outcome.digests) - 1
     check_columns(plan, outcome, state.limits.vocab_size)
     rows = open_rows(state, plan, outcome)
+    _check_logprobs(outcome, rows)
     _settle_drafter(state, plan, outcome)
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
@@ -197,6 +198,30 @@ def _failure(non_finite: bool, seq: Sequence, grammar_fault: str) -> SurestepErr
         "this request's own logit_bias, penalties, bad_words, allowed_token_ids, min_tokens and "
         "grammar leave no token that could be chosen"
     )
+
+
+def _check_logprobs(outcome: Outcome, rows: OpenRows) -> None:
+    """Require the log-probabilities of each token, and of each position of a prompt, that its
+    request asks for."""
+    last = (rows.planned.mode == PREFILL_LAST).tolist()
+    columns = rows.plan_row.tolist(), rows.result.n_emitted.tolist(), last
+    for tenancy, row, num_emitted, ends_prompt in zip(rows.tenancies, *columns, strict=True):
+        seq = tenancy.seq
+        if seq.request.want_logprobs:
+            known = _num_scored(outcome.logprobs.get(row))
+            _require_scores(tenancy, "tokens", num_emitted, known)
+        if seq.needs_prompt_logprobs and ends_prompt and num_emitted:
+            known = _num_scored(seq.prompt_logprobs) + _num_scored(outcome.prompt_logprobs.get(row))
+            _require_scores(tenancy, "a prompt's positions", seq.prompt_len - 1, known)
+
+
+def _require_scores(tenancy: Tenancy, what: str, count: int, known: int) -> None:
+    if known != count:
+        raise LedgerError(f"slot {tenancy.slot}: {known} log-probabilities of {count} {what}")
+
+
+def _num_scored(logprobs: TokenLogprobs | None) -> int:
+    return 0 if logprobs is None else len(logprobs.token_id)
 
 
 def _collect(seq: Sequence, logprobs: TokenLogprobs | None) -> None:

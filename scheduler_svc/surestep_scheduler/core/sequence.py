@@ -47,6 +47,7 @@ class Request:
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     has_grammar: bool = False  # that restricts its tokens
+    want_logprobs: bool = False
     want_prompt_logprobs: bool = False
     want_drafted: bool = False  # chunks say which tokens were drafts
     num_top_prompt_logprobs: int = 0

@@ -56,6 +56,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         cache_salt=message.cache_salt,
         draft_cap=message.num_draft_tokens if message.HasField("num_draft_tokens") else None,
         has_grammar=sampling.HasField("grammar"),
+        want_logprobs=sampling.want_logprobs,
         want_prompt_logprobs=sampling.want_prompt_logprobs,
         want_drafted=message.want_drafted,
         num_top_prompt_logprobs=sampling.num_top_prompt_logprobs,

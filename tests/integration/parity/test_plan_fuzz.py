@@ -1,4 +1,4 @@
-"""Random plans against a rank: each is executed or refused, and a fresh epoch is as good as new."""
+"""Plans and results that are not as they should be: each is refused, or changes no token."""
 
 from __future__ import annotations
 
@@ -103,3 +103,78 @@ def test_a_rank_survives_any_plan(request: pytest.FixtureRequest, name: str) -> 
     calm = LocalEngine(one_rank(built.runner, EPOCHS), built.facts, epoch=EPOCHS)
     for which, answer in calm.run(bench.requests[::4]).items():
         assert answer.token_ids == bench.expected[which].token_ids
+
+
+# Fields without which every token is the same one; all others are missed by the rank or the ledger.
+DISPENSABLE = {
+    *("StepPlan.budget_ms", "Admission.request_id"),
+    *("StepResult.digest", "StepResult.timings"),
+    "StepResult.drafter_len",  # all 0 where it is left out, as without state in the drafter
+}
+STALE = (
+    "StepResult.epoch"  # a result of another epoch is dropped: the step's deadline ends this one
+)
+MOST_STEPS = 300
+
+
+class Stripper:
+    """Takes one field out of every message, as a service of another version leaves it out."""
+
+    def __init__(self, kind: type[Message], name: str) -> None:
+        self.field = kind.DESCRIPTOR.fields_by_name[name]
+        self.count = 0
+
+    def strip(self, *messages: Message) -> None:
+        for message in messages:
+            if any(field is self.field for field, _ in message.ListFields()):
+                message.ClearField(self.field.name)
+                self.count += 1
+
+
+def answers_without(bench: ParityBench, built: Built, epoch: int, stripper: Stripper) -> str:
+    """What requests get then: the same tokens, others, or the error's name."""
+    built.runner.open(epoch)
+
+    def step(plan: pb.StepPlan) -> list[pb.StepResult]:
+        stripper.strip(plan, *plan.admissions)
+        result = built.runner.step(plan)
+        stripper.strip(result)
+        return [result]
+
+    engine = LocalEngine(step, built.facts, epoch=epoch, depth=1)
+    try:
+        for request in bench.requests[::3]:
+            engine.add(request)
+        for _ in range(MOST_STEPS):
+            if not engine.state.open:
+                break
+            engine.advance()
+        else:
+            return "no end"
+    except SurestepError as error:
+        return type(error).__name__
+    answers = engine.run([])
+    equal = all(answer.token_ids == bench.expected[n].token_ids for n, answer in answers.items())
+    return "equal" if equal else "others"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_field_that_is_left_out_changes_no_token(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    bench: ParityBench = request.getfixturevalue(name)
+    tp, seen = TensorParallel(), dict[str, str]()
+    built = build_runner(load(bench.folder, tp), tp, NEIGHBOURS["mixed"], DRAFTERS[name], 3)
+    kinds: list[type[Message]] = [pb.StepPlan, pb.Admission, pb.StepResult]
+    fields = [(kind, each.name) for kind in kinds for each in kind.DESCRIPTOR.fields]
+    for epoch, (kind, field) in enumerate(fields, 1):
+        stripper = Stripper(kind, field)
+        end = answers_without(bench, built, epoch, stripper)
+        if stripper.count:
+            seen[f"{kind.DESCRIPTOR.name}.{field}"] = end
+    assert seen.pop(STALE) == "no end"
+    equal = {field for field, end in seen.items() if end == "equal"}
+    assert equal | {"StepResult.drafter_len"} == DISPENSABLE
+    errors = {"InvalidRequest", "LedgerError", "InternalError"}
+    assert {end for field, end in seen.items() if field not in DISPENSABLE} == errors
+    assert len(seen) > 35

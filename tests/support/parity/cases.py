@@ -48,6 +48,7 @@ def make_request(name: str, prompt: list[int], params: dict[str, Any]) -> Reques
         max_tokens=TOTAL_LEN - len(prompt),
         stop_ids=frozenset(sampling.stop_token_ids),
         has_grammar=sampling.HasField("grammar"),
+        want_logprobs=sampling.want_logprobs,
         want_prompt_logprobs=sampling.want_prompt_logprobs,
         sampling=sampling,
     )
