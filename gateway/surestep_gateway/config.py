@@ -155,8 +155,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     )
     hf_overrides: dict[str, Any] | None = Field(
         None,
-        description="JSON, what config.json should say of embeddings: is_matryoshka, "
-        "matryoshka_dimensions",
+        description="JSON, what config.json should say instead; of embeddings: is_matryoshka, "
+        "matryoshka_dimensions, and whatever the workers are given",
     )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")

@@ -41,9 +41,7 @@ class PoolerConfig(BaseModel):
 
 
 class HfOverrides(BaseModel):
-    """`--hf-overrides`: values that replace those of config.json, for embeddings only."""
-
-    model_config = ConfigDict(extra="forbid")
+    """`--hf-overrides`: values that replace those of config.json. The others are the workers'."""
 
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[PositiveInt] | None = None

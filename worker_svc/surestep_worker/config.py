@@ -13,6 +13,7 @@ from surestep_common.access import PeerSettings, is_local
 from surestep_common.config import Count, gpus_are_hidden
 from surestep_common.gguf import ModelPath
 
+from surestep_worker.checkpoint.model_folder import Replacements
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
 
 GPU = Path("/dev/nvidiactl")
@@ -22,6 +23,7 @@ _CPU_STEP_TOKENS = 512  # a long prompt is done as soon as by 2048 and holds oth
 _CPU_STEP_TOKENS_PER_SEQ = 4  # so that prompts advance beside the windows of all
 
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
+OF_EMBEDDINGS = frozenset({"is_matryoshka", "matryoshka_dimensions"})  # read by the gateway
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -126,6 +128,12 @@ class WorkerSettings(PeerSettings):
     override_generation_config: dict[str, Any] | None = Field(
         default=None,
         description='JSON, e.g. {"temperature":0.6,"max_new_tokens":512}; beats that file',
+    )
+    hf_overrides: dict[str, Any] | None = Field(
+        default=None,
+        description='JSON, what config.json should say instead, e.g. {"rope_scaling":{"rope_type":'
+        '"yarn","factor":4.0,"original_max_position_embeddings":32768}}; of embeddings: '
+        "is_matryoshka, matryoshka_dimensions",
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
         default="auto",
@@ -235,6 +243,13 @@ class WorkerSettings(PeerSettings):
         """Return the folder whose generation config replaces the model's, if one is given."""
         source = self.generation_config
         return None if source in (AUTO, NEUTRAL) else Path(source)
+
+    @property
+    def replacements(self) -> Replacements:
+        """What counts in place of what the model's folder says."""
+        given = self.hf_overrides or {}
+        config = {key: value for key, value in given.items() if key not in OF_EMBEDDINGS}
+        return Replacements(self.generation_folder, config)
 
     @property
     def max_step_tokens(self) -> int:

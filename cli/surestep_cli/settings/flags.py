@@ -182,10 +182,10 @@ class FlagReader:
             self._set(flag, value)
         elif flag.is_neutral(value):
             return
-        elif flag.acted_on:
-            self._set(flag.target, value)
         elif flag.verdict is FlagSupport.NO_EFFECT or flag.is_idle(value):
             self.without_effect[shown] = flag.why
+        elif flag.acted_on:
+            self._set(flag.target, value)
         else:
             yet = " yet" if flag.verdict is FlagSupport.NOT_YET else ""
             self._problems.append(f"{shown} is not supported{yet}: {flag.why}")

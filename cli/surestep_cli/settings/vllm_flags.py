@@ -37,7 +37,7 @@ class VllmFlag:
     neutral: frozenset[str]  # values that ask for nothing
     idle: frozenset[str]  # values that have no effect, whatever becomes of others
     verdict: FlagSupport
-    why: str  # empty where the flag is acted on
+    why: str  # what it does nothing for; empty where every value is acted on
     target: str  # the setting, for a mapping with `.key`; empty where there is none
 
     @classmethod

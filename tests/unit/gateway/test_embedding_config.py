@@ -120,7 +120,6 @@ def test_default_dimensions_need_a_model_that_has_them(tmp_path: Path) -> None:
     [
         ({"pooler_config": {"pooling_type": "CLS"}}, "pooling_type: Input should be 'LAST'"),
         ({"pooler_config": {"max_embed_len": 1}}, "max_embed_len is not supported; keys are"),
-        ({"hf_overrides": {"rope_scaling": {}}}, "rope_scaling is not supported; keys are"),
         ({"hf_overrides": {"is_matryoshka": "yes, please"}}, "is_matryoshka: Input should be"),
     ],
 )

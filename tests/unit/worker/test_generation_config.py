@@ -15,7 +15,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_defaults import neutral, shown
 from surestep_proto.sampling_pb2 import SamplingDefaults
-from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
+from surestep_worker.checkpoint.model_folder import ConfigFiles, Replacements, fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import check_override, sampling_defaults
 
@@ -139,14 +139,14 @@ def test_another_folder_takes_the_place_of_the_models_file(tmp_path: Path) -> No
     model = make_tiny_checkpoint(tmp_path / "model", hidden=32)
     other = tmp_path / "other"
     with pytest.raises(InvalidRequest, match="other"):
-        ConfigFiles.read(model, other)
+        ConfigFiles.read(model, Replacements(other))
     other.mkdir()
     (other / "generation_config.json").write_text(json.dumps({"temperature": 0.3}))
     settings = WorkerSettings(model=model, generation_config=str(other))
-    assert settings.generation_folder == other
-    files = ConfigFiles.read(model, settings.generation_folder)
+    assert settings.replacements == Replacements(other)
+    files = ConfigFiles.read(model, settings.replacements)
     assert files.generation == {"temperature": 0.3}
-    assert WorkerSettings(model=model).generation_folder is None
+    assert WorkerSettings(model=model).replacements == Replacements()
 
 
 def test_defaults_are_no_part_of_the_voice_but_the_end_of_a_turn_is(tmp_path: Path) -> None:

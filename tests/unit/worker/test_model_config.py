@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.checkpoints.published import FILES, PUBLISHED, published_tokenizer
 from surestep_common.errors import InvalidRequest
-from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.checkpoint.model_folder import ConfigFiles, overridden
+from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES
 from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES
 from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES
@@ -276,3 +277,61 @@ def test_rotary_table_equals_transformers(tmp_path: Path, kind: str, key: str) -
     table = rotary_table(config.rope, config.head_dim, 512, "cpu")
     assert table.dtype == torch.float32
     torch.testing.assert_close(table, expected, rtol=0, atol=5e-5)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", **SCALINGS["llama3"]}
+WRITTEN = {"rope_theta": 50_000.0, **YARN}
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "meant"),
+    [
+        ({}, {"rope_scaling": YARN}, {"rope_scaling": YARN}),
+        ({}, {"rope_parameters": YARN}, {"rope_scaling": YARN}),
+        ({"rope_scaling": LLAMA3}, {"rope_scaling": YARN}, {"rope_scaling": YARN}),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}},
+            {"rope_scaling": YARN},
+            {"rope_parameters": WRITTEN},
+        ),
+        (
+            {"rope_parameters": WRITTEN},
+            {"rope_theta": 9.0},
+            {"rope_parameters": WRITTEN | {"rope_theta": 9.0}},
+        ),
+        ({"rope_scaling": YARN}, {"rope_scaling": None}, {}),
+        ({}, {"max_position_embeddings": 99}, {"max_position_embeddings": 99}),
+    ],
+)
+def test_values_in_place_of_the_files(
+    tmp_path: Path, file: dict[str, Any], overrides: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    expected = read(tmp_path, **meant)
+    read(tmp_path, **file)
+    files = ConfigFiles.read(tmp_path, WorkerSettings(hf_overrides=overrides).replacements)
+    assert Config.parse(files) == expected
+
+
+def test_yarn_stretches_what_the_file_names(tmp_path: Path) -> None:
+    """As for Qwen3, whose `max_position_embeddings` stays as it is when YaRN is added."""
+    assert read(tmp_path, rope_scaling=YARN).max_position == 2048
+    assert read(tmp_path, rope_scaling=YARN, max_position_embeddings=4096).max_position == 4096
+
+
+def test_values_of_a_wrapped_model(tmp_path: Path) -> None:
+    config = {"model_type": "wrapped", "text_config": {"rope_theta": 1.0, "rope_scaling": None}}
+    found = overridden(config, {"rope_scaling": YARN, "text_config": {"rope_theta": 2.0}})
+    assert found["text_config"] == {"rope_theta": 2.0, "rope_parameters": YARN} | {
+        "rope_scaling": None
+    }
+
+
+def test_a_value_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="has no 'rope_scalling'") as refused:
+        overridden(LLAMA, {"rope_scalling": YARN})
+    assert refused.value.param == "hf_overrides"
+    with pytest.raises(InvalidRequest, match="is no object"):
+        overridden(LLAMA, {"rope_scaling": 4})
+    embeddings = {"is_matryoshka": True, "matryoshka_dimensions": [8]}  # which the gateway reads
+    assert WorkerSettings(hf_overrides=embeddings).replacements.config == {}

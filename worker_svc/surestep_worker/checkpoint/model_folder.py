@@ -39,9 +39,23 @@ _MOST_SAMPLES = 16  # of a tensor
 _SAMPLE_BYTES = 64
 _NAMES_SHOWN = 6
 _HEAD, _EMBEDDING, _TIED = "lm_head.weight", "embed_tokens.weight", "tie_word_embeddings"
+_TEXT = "text_config"
+_SCALINGS = "rope_parameters", "rope_scaling"  # since transformers 5, and before
+_ROTARY = frozenset({*_SCALINGS, "rope_theta"})
+_KEPT_OF_ROTARY = "rope_theta", "partial_rotary_factor"  # when another scaling comes
 _COMPARED_BYTES = 1 << 20  # at once
 # Keys that say where a checkpoint was made, not what it computes.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
+
+
+class Replacements(NamedTuple):
+    """What counts in place of what a model folder says."""
+
+    generation_folder: Path | None = None  # of another generation_config.json
+    config: Mapping[str, Any] = {}  # values for config.json
+
+
+AS_IT_IS = Replacements()
 
 
 class ConfigFiles(NamedTuple):
@@ -52,21 +66,21 @@ class ConfigFiles(NamedTuple):
     tokenizer_end: int | None = None  # id of the tokenizer's eos_token, if neither file names it
 
     @classmethod
-    def read(cls, folder: Path, generation_folder: Path | None = None) -> ConfigFiles:
-        """Read the files; the generation config of `generation_folder`, if given, replaces the
-        model's.
+    def read(cls, folder: Path, replaced: Replacements = AS_IT_IS) -> ConfigFiles:
+        """Read the files, and put in what replaces parts of them.
 
-        Raises InvalidRequest if config.json is missing, or the other one where it was named, or if
-        either is not a JSON object.
+        Raises InvalidRequest if config.json is missing, or the other one where it was named, if
+        either is not a JSON object, or if the model has no such value as is to be replaced.
         """
-        generation = (generation_folder or folder) / GENERATION_CONFIG
-        wanted = generation_folder is not None or generation.exists()
-        files = cls(read_object(folder / "config.json"), read_object(generation) if wanted else {})
+        generation = (replaced.generation_folder or folder) / GENERATION_CONFIG
+        wanted = replaced.generation_folder is not None or generation.exists()
+        config = overridden(read_object(folder / "config.json"), replaced.config)
+        files = cls(config, read_object(generation) if wanted else {})
         end = _tokenizer_end(folder)
         return files if end in files._named_ends() else files._replace(tokenizer_end=end)
 
     def _named_ends(self) -> list[Any]:
-        text = self.config.get("text_config")
+        text = self.config.get(_TEXT)
         places = (self.config, self.generation, text if isinstance(text, dict) else {})
         named = [place.get("eos_token_id") for place in places]
         return [id_ for one in named for id_ in (one if isinstance(one, list) else [one])]
@@ -87,6 +101,42 @@ class ConfigFiles(NamedTuple):
             "tie_word_embeddings is true, but the file has another lm_head.weight, which counts"
         )
         return self._replace(config={**self.config, _TIED: False})
+
+
+def overridden(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with other values, as vLLM's --hf-overrides: objects one key at a time.
+
+    Raises InvalidRequest for a key that the file does not have, of which nothing would come; what
+    describes rotary embeddings may be new.
+    """
+    merged = dict(config)
+    for key, value in values.items():
+        text = merged.get(_TEXT)
+        if key not in merged and isinstance(text, dict) and (key in text or key in _ROTARY):
+            merged[_TEXT] = overridden(text, {key: value})
+        elif key in _ROTARY:
+            merged |= _rotary(merged, key, value)
+        elif key not in merged:
+            raise InvalidRequest(
+                f"hf_overrides: config.json of this model has no '{key}'", param="hf_overrides"
+            )
+        elif isinstance(value, dict) and isinstance(merged[key], dict):
+            merged[key] = overridden(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _rotary(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return what describes rotary embeddings when `key` is `value`: in one object, as of
+    transformers 5, whichever of its two names the file and the operator use."""
+    known = config.get(_SCALINGS[0]) or config.get(_SCALINGS[1]) or {}
+    if key not in _SCALINGS:
+        return {key: value} | ({_SCALINGS[0]: known | {key: value}} if key in known else {})
+    if not isinstance(value, dict | None):
+        raise InvalidRequest(f"hf_overrides: {key} is no object", param="hf_overrides")
+    kept = {name: known[name] for name in _KEPT_OF_ROTARY if name in known}
+    return {_SCALINGS[0]: kept | (value or {}), _SCALINGS[1]: None}
 
 
 def _tokenizer_end(folder: Path) -> int | None:
@@ -196,10 +246,10 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
     return digest.hexdigest()[:32]
 
 
-def fingerprint_of(folder: Path, generation_folder: Path | None = None) -> str:
+def fingerprint_of(folder: Path, replaced: Replacements = AS_IT_IS) -> str:
     """Return the fingerprint of a folder as it is now. Raises InvalidRequest if it is not a
     checkpoint."""
-    return fingerprint(ConfigFiles.read(folder, generation_folder), read_entries(folder))
+    return fingerprint(ConfigFiles.read(folder, replaced), read_entries(folder))
 
 
 def _same_bytes(one: Entry, other: Entry) -> bool:

@@ -16,7 +16,7 @@ from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.schemes import Quantization
 
-from .rope import MAX_POSITION, RopeConfig
+from .rope import MAX_FACTOR, MAX_POSITION, RopeConfig, rope_kind, rope_parameters
 
 T = TypeVar("T")
 
@@ -181,9 +181,19 @@ def read_sizes(raw: Fields) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position": raw.size("max_position_embeddings", MAX_POSITION, least=2),
+        "max_position": _max_position(raw),
         "rms_norm_eps": raw.number("rms_norm_eps", 1.0),
     }
+
+
+def _max_position(raw: Fields) -> int:
+    """The positions of a model. YaRN stretches those that it was trained with, though the files of
+    some models tell these alone."""
+    named, rope = raw.size("max_position_embeddings", MAX_POSITION, least=2), rope_parameters(raw)
+    trained = rope.size("original_max_position_embeddings", MAX_POSITION, default=0, least=0)
+    if not trained or rope_kind(rope) != "yarn":
+        return named
+    return max(named, min(int(trained * rope.number("factor", MAX_FACTOR)), MAX_POSITION))
 
 
 def read_num_experts(raw: Fields, key: str) -> int:

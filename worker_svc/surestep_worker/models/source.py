@@ -11,7 +11,9 @@ from surestep_common.errors import InvalidRequest, Unavailable
 
 from surestep_worker.checkpoint.held_weights import StaleWeights
 from surestep_worker.checkpoint.model_folder import (
+    AS_IT_IS,
     ConfigFiles,
+    Replacements,
     fingerprint,
     fingerprint_of,
     quant_method,
@@ -39,17 +41,17 @@ class CheckpointSource(Generic[C]):
         folder: Path,
         parse: Callable[[ConfigFiles], C],
         store: WeightStore | None = None,
-        generation_folder: Path | None = None,
+        replaced: Replacements = AS_IT_IS,
     ) -> None:
         """Raises InvalidRequest for a folder without a checkpoint, and what `parse` raises."""
         self.store = store or WeightStore.private()
         self.folder = folder
-        self._generation_folder = generation_folder
+        self._replaced = replaced
         facts = self.store.facts
         if self.store.sealed:
             self._files = ConfigFiles(*(facts[name] for name in ConfigFiles._fields))
         else:
-            self._files = ConfigFiles.read(folder, generation_folder)
+            self._files = ConfigFiles.read(folder, replaced)
         self.config = parse(self._files)
         self.entries: Mapping[str, Entry] = {}  # of the checkpoint; not needed once it is loaded
         if self.store.sealed:
@@ -74,10 +76,10 @@ class ModelSource(CheckpointSource[ModelConfig]):
         self,
         folder: Path,
         store: WeightStore | None = None,
-        generation_folder: Path | None = None,
+        replaced: Replacements = AS_IT_IS,
     ) -> None:
         """Raises InvalidRequest for a folder that holds no model that is served."""
-        super().__init__(folder, _parse_model, store, generation_folder)
+        super().__init__(folder, _parse_model, store, replaced)
 
     @property
     def generation(self) -> Mapping[str, Any]:
@@ -92,7 +94,7 @@ class ModelSource(CheckpointSource[ModelConfig]):
     def lies_in_folder(self) -> str:
         """Fingerprint of what the folder holds now; empty when that is no checkpoint."""
         try:
-            return fingerprint_of(self.folder, self._generation_folder)
+            return fingerprint_of(self.folder, self._replaced)
         except InvalidRequest:
             return ""
 

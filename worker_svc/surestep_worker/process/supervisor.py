@@ -187,8 +187,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
         if folder is None:
             return False
         try:
-            generation = self._settings.generation_folder
-            found = await asyncio.to_thread(fingerprint_of, folder, generation)
+            replaced = self._settings.replacements
+            found = await asyncio.to_thread(fingerprint_of, folder, replaced)
         # Whatever makes the ranks fail may keep this process from reading the files, too.
         except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
             logger.warning("the weights in memory are kept, since there are no others: %s", error)

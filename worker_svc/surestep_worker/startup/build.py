@@ -127,7 +127,7 @@ def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     store = WeightStore(weights.model) if weights is not None else None
-    return ModelSource(settings.model, store, settings.generation_folder)
+    return ModelSource(settings.model, store, settings.replacements)
 
 
 def _connect(settings: WorkerSettings) -> TensorParallel:
