@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from surestep_gateway.parsers.schema import resolved
 
+from .closing import closed
 from .language import ANYTHING, TAG, IsToken, Json, inline, markers, quoted, up_to
-from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
@@ -101,7 +101,7 @@ def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:
         elif schema is None:
             body = "call_rest"
         else:
-            named = list(_parameters(form.parameter, schema, is_token))
+            named = list(_parameters(form.parameter, closed(schema), is_token))
             labels = [f"call_{number}_{place}" for place in range(len(named))]
             rules += [f"{label}: {rule}\n" for label, (rule, _) in zip(labels, named, strict=True)]
             taken = [

@@ -12,7 +12,7 @@ class JsonStyle(NamedTuple):
 
     any_whitespace: bool = True
     whitespace_pattern: str | None = None  # a regular expression
-    additional_properties: bool = True  # where a schema does not say
+    additional_properties: bool = False  # where a schema does not say
 
 
 class StructuredOutputsConfig(BaseModel):
@@ -23,7 +23,7 @@ class StructuredOutputsConfig(BaseModel):
     backend: Literal["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"] = "auto"
     disable_fallback: bool = False  # no effect: there is nothing to fall back to
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True  # false: the letter of JSON Schema, as in vLLM
     enable_in_reasoning: bool = False  # reasoning is part of what a grammar describes
 
     def style(self) -> JsonStyle:

@@ -11,13 +11,13 @@ from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
+from .closing import closed
 from .config import JsonStyle
 from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
 from .schema_place import schema_fault
 
 ANY_OBJECT: Json = {"type": "object"}
-_COMBINING = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
-_VALUES = ("enum", "const", "default", "examples")  # keys of a schema that have none in them
+_WHITE_SPACE = r"[ \t\n\r]{0,32}"  # between tokens: a model may write nothing else for ever
 
 
 def json_language(schema: str | Json, field: str, style: JsonStyle) -> Language:
@@ -44,12 +44,10 @@ def styled(schema: Json, style: JsonStyle) -> Json:
     """Return a schema that says how its JSON looks."""
     if not style.additional_properties:
         schema = closed(schema)
-    options: Json = {}
-    if not style.any_whitespace:
-        options = {"whitespace_flexible": False}
-    elif style.whitespace_pattern is not None:
-        options = {"whitespace_pattern": style.whitespace_pattern}
-    return schema | {"x-guidance": options} if options else schema
+    options: Json = {"whitespace_flexible": False}
+    if style.any_whitespace:
+        options = {"whitespace_pattern": style.whitespace_pattern or _WHITE_SPACE}
+    return schema | {"x-guidance": options}
 
 
 def regex_language(regex: str, field: str) -> Language:
@@ -124,31 +122,3 @@ def _parsed(text: str, field: str) -> Json:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a schema is an object", param=field)
     return schema
-
-
-def closed(schema: Any) -> Any:
-    """Return a schema whose objects have no properties but those it names.
-
-    One that puts an object together from parts stays as it is: each part would bar the others.
-    """
-    return schema if _combines(schema) else _closed(schema)
-
-
-def _combines(schema: Any) -> bool:
-    if isinstance(schema, list):
-        return any(map(_combines, schema))
-    if not isinstance(schema, dict):
-        return False
-    beside = _COMBINING if "properties" in schema else ("allOf",)
-    return any(key in schema for key in beside) or any(map(_combines, schema.values()))
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    shown = {key: part if key in _VALUES else _closed(part) for key, part in schema.items()}
-    if "properties" in schema:
-        shown.setdefault("additionalProperties", False)
-    return shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from support.clients.grammar_oracle import CITY, Oracle
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
-from surestep_gateway.grammars.config import JsonStyle
+from surestep_gateway.grammars.closing import closed
+from surestep_gateway.grammars.config import JsonStyle, StructuredOutputsConfig
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
 
 HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
+OPEN = "disable_additional_properties"
 OBJECT = Language("response_format", schema=CITY)
 
 
@@ -36,6 +39,14 @@ def language(style: JsonStyle = JsonStyle(), **fields: Any) -> Language:  # noqa
     return found
 
 
+def of(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that does not say whether it may have more properties."""
+    return {"type": "object", "properties": properties}
+
+
+NUMBER = {"type": "integer"}
+PARTS = {"A": of(a=NUMBER), "B": of(b={"$ref": "#/$defs/A"})}
+EITHER = [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]
 ASKED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "json_object": (
         {"response_format": {"type": "json_object"}},
@@ -77,15 +88,64 @@ ASKED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{ "city": "x" }'],
         ['{  "city": "x"}'],
     ),
-    "no more properties": (
+    "white space ends": (
+        {"structured_outputs": {"json": CITY}},
+        ['{"city":%s"x"}' % (" \t\n\r" * 8)],
+        ['{"city":%s"x"}' % (" " * 33)],
+    ),
+    "closed": (
+        {"guided_json": of(a=of(enum=of(properties=NUMBER)))},
+        ['{"a": {"enum": {"properties": 1}}}', "{}"],
+        ['{"b": 1}', '{"a": {"b": 1}}', '{"a": {"enum": {"additionalProperties": false}}}'],
+    ),
+    "closed, required and not described": (
+        {"guided_json": of(a=NUMBER) | {"required": ["b"]}},
+        ['{"a": 1, "b": "x"}', '{"b": 1}'],
+        ['{"a": 1}', '{"b": 1, "c": 1}'],
+    ),
+    "closed, one of two": (
+        {"guided_json": {"$defs": PARTS, "anyOf": EITHER}},
+        ['{"a": 1}', '{"b": {"a": 1}}'],
+        ['{"a": 1, "b": {}}', '{"b": {"b": 1}}', '{"c": 1}'],
+    ),
+    "closed, both of two": (
+        {"guided_json": {"$defs": PARTS, "allOf": EITHER}},
+        ['{"a": 1, "b": {"a": 1}}', "{}"],
+        ['{"c": 1}', '{"b": {"b": 1}}', '{"a": "x"}'],
+    ),
+    "closed, with parts": (
+        {"guided_json": of(a=NUMBER) | {"anyOf": [of(b=NUMBER), {"required": ["a"]}]}},
+        ['{"a": 1, "b": 2}', '{"b": 2}'],
+        ['{"c": 1}', '{"b": "x"}'],
+    ),
+    "closed, of itself": (
         {
-            "structured_outputs": {
-                "json": {"type": "object", "properties": {"a": {"type": "integer"}}},
-                "disable_additional_properties": True,
+            "guided_json": {
+                "$defs": {"N": of(n={"$ref": "#/$defs/N"})},
+                "allOf": [{"$ref": "#/$defs/N"}],
             }
         },
+        ['{"n": {"n": {}}}'],
+        ['{"n": {"m": {}}}'],
+    ),
+    "open where it says so": (
+        {"guided_json": of(a=NUMBER) | {"additionalProperties": NUMBER}},
+        ['{"a": 1, "b": 2}'],
+        ['{"b": "x"}'],
+    ),
+    "open without names": ({"guided_json": {"type": "object"}}, ['{"a": {"b": 1}}'], ["[]"]),
+    "open to have enough": (
+        {"guided_json": of() | {"minProperties": 1}},
         ['{"a": 1}'],
-        ['{"b": 1}'],
+        ["{}"],
+    ),
+    "the letter of JSON Schema": (
+        {
+            "guided_json": of(a=NUMBER),
+            "structured_outputs": {"disable_additional_properties": False},
+        },
+        ['{"a": 1, "b": 2}', '{"b": "x"}'],
+        ['{"a": "x"}'],
     ),
 }
 
@@ -96,6 +156,34 @@ def test_languages_of_fields(plain: Oracle, name: str) -> None:
     source = constraint(Wanted(language(**fields)), plain.written("")).source
     assert [text for text in inside if not plain.accepts(source, text)] == []
     assert [text for text in outside if plain.accepts(source, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_closed"), [({}, True), ({OPEN: True}, True), ({OPEN: False}, False)]
+)
+def test_the_server_says_which_objects_are_closed(
+    plain: Oracle, settings: Any, is_closed: bool
+) -> None:
+    style = StructuredOutputsConfig.model_validate(settings).style()
+    for asked, expected in ((None, is_closed), (True, True), (False, False)):
+        found = language(style, structured_outputs={"json": of(a=NUMBER), OPEN: asked})
+        source = constraint(Wanted(found), plain.written("")).source
+        assert plain.accepts(source, '{"b": 1}') == (not expected)
+
+
+PARTED = {"$defs": {f"D{n}": of(**{f"k{n}": NUMBER}) for n in range(400)}} | of(
+    **{f"p{n}": {"allOf": [{"$ref": f"#/$defs/D{m}"} for m in range(400)]} for n in range(40)}
+)
+
+
+@pytest.mark.parametrize(
+    "schema", [PARTED, {"allOf": 5}, {"properties": [], "required": 5}], ids=range(3)
+)
+def test_closing_any_schema_takes_little(schema: Any) -> None:
+    before = time.process_time()
+    shown = closed(schema)
+    assert time.process_time() - before < 1
+    assert len(json.dumps(shown)) < 2 * len(json.dumps(schema)) + 1_000_000
 
 
 @pytest.mark.parametrize("trigger", ["<tool_call>", '<tool_call>{"name"'])
