@@ -13,7 +13,7 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
 from .closing import closed
 from .config import JsonStyle
-from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
+from .language import Json, Language
 from .schema_place import schema_fault
 
 ANY_OBJECT: Json = {"type": "object"}
@@ -26,6 +26,11 @@ def json_language(schema: str | Json, field: str, style: JsonStyle) -> Language:
         schema = _parsed(schema, field)
     check_schema(schema, field)
     return Language(field, schema=styled(schema, style))
+
+
+def any_object(field: str, style: JsonStyle) -> Language:
+    """Return the language of all JSON objects."""
+    return Language(field, schema=styled(ANY_OBJECT, style))
 
 
 def check_schema(schema: Json, field: str) -> None:
@@ -57,8 +62,10 @@ def regex_language(regex: str, field: str) -> Language:
 
 def choice_language(choices: Sequence[str], field: str) -> Language:
     """Return the language of these texts: one lexeme, as each of many rules is an item of the
-    parser.
+    parser. Raise InvalidRequest for none.
     """
+    if not choices:
+        raise InvalidRequest(f"{field}: there must be a text to choose", param=field)
     spelled = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Language(field, lark=f"start: CHOICE\nCHOICE: {spelled}")
 
@@ -69,44 +76,6 @@ def grammar_language(grammar: str, field: str) -> Language:
         return Language(field, lark=llguidance.grammar_from("grammar", grammar))
     except Exception as error:  # noqa: BLE001  # a parser in Python, of what clients write
         raise InvalidRequest(f"{field}: {error}", param=field) from None
-
-
-def tagged_language(
-    structures: Sequence[Json],
-    triggers: Sequence[str],
-    field: str,
-    style: JsonStyle,
-    is_token: IsToken,
-) -> Language:
-    """Return the language of text in which JSON follows tags. Raise InvalidRequest.
-
-    A structure is `{"begin": ..., "schema": ..., "end": ...}`; it applies where the text has the
-    trigger that its beginning begins with. Tags that are tokens are no text: such a one at the
-    beginning of a trigger is the whole trigger.
-    """
-    rules = []
-    for number, structure in enumerate(structures):
-        place = f"{field}.structures[{number}]"
-        begin: str = structure["begin"]
-        trigger = next((one for one in triggers if begin.startswith(one)), None)
-        if not trigger:
-            raise InvalidRequest(
-                f"{place}.begin: it begins with none of the triggers", param=f"{place}.begin"
-            )
-        schema: Json = structure.get("schema") or ANY_OBJECT
-        check_schema(schema, f"{place}.schema")
-        tag = TAG.match(trigger)
-        lead = f"tag_{number}_lead"
-        if tag is not None and is_token(tag[0]):
-            trigger, lead = tag[0], f"TEXT {tag[0]}"
-        else:
-            rules.append(f"{lead}[lazy]: TEXT {quoted(trigger)}\n")
-        rest = marked(begin.removeprefix(trigger), is_token)
-        end = marked(structure.get("end", ""), is_token)
-        rules.append(f"tag_{number}: {lead} {rest} {inline(styled(schema, style))} {end}\n")
-    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
-    lark = f"start: ({tags})* told\ntold: TEXT\nTEXT: {ANYTHING}\n{''.join(rules)}"
-    return Language(field, lark=lark)
 
 
 def parsed_json(text: str) -> Any:

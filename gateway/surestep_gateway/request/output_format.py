@@ -166,13 +166,22 @@ def grammar_field(request: GenerationBody) -> str | None:
     """
     for name in StructuredBody.model_fields:
         value = getattr(request, name)
-        if value and not (isinstance(value, ResponseFormat) and value.type in _FIXED_FORMATS):
+        if value not in (None, "", False) and not _is_fixed(value):
             return name
     if not isinstance(request, ChatRequest) or not request.tools:
         return None
     asked = request.response_format
-    among_calls = asked is not None and asked.type == "json_object"
-    return "tools" if among_calls or constrains_calls(request) else None
+    any_object = request.guided_json_object or (asked is not None and asked.type == "json_object")
+    return "tools" if any_object or constrains_calls(request) else None
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a field's value asks for a grammar that has nothing of the request."""
+    return value is True or (
+        isinstance(value, ResponseFormat)
+        and value.type in _FIXED_FORMATS
+        and value.bare_schema is None
+    )
 
 
 def constrains_calls(request: ChatRequest) -> bool:

@@ -186,6 +186,89 @@ def test_closing_any_schema_takes_little(schema: Any) -> None:
     assert len(json.dumps(shown)) < 2 * len(json.dumps(schema)) + 1_000_000
 
 
+def tag(content: Any, begin: str = "<f>", end: Any = "</f>") -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def const(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+ANY, DIGIT = {"type": "any_text"}, {"type": "regex", "pattern": "[0-9]/"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag(DIGIT), tag(ANY, "<fg>")]}
+SEPARATED = {"type": "tags_with_separator", "separator": ", ", "tags": [tag(DIGIT)]}
+TAGS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "const_string": (const('a"'), ['a"'], ["", "a"]),
+    "any_text": (ANY, ["", "<f>"], []),
+    "json_schema": ({"type": "json_schema", "json_schema": CITY}, ['{"city": "x"}'], ["{}"]),
+    "any json": ({"type": "json_schema", "json_schema": True}, ["[1]"], ["x"]),
+    "regex": (DIGIT, ["1/"], ["1", "a/"]),
+    "grammar": ({"type": "grammar", "grammar": 'root ::= "a" [0-9]'}, ["a1"], ["a"]),
+    "sequence": (
+        {"type": "sequence", "elements": [const("a"), DIGIT, ANY]},
+        ["a1/", "a1/b"],
+        ["a"],
+    ),
+    "or": ({"type": "or", "elements": [const("a"), tag(ANY)]}, ["a", "<f>b</f>"], ["b", "<f>"]),
+    "tag": (tag(ANY), ["<f></f>", "<f>a<f></f>"], ["<f>a", "<f>a</f>b</f>"]),
+    "ends": (tag(DIGIT, end=["!", "?"]), ["<f>1/!", "<f>1/?"], ["<f>1/"]),
+    "no end": (tag(DIGIT, end=""), ["<f>1/"], ["<f>1/</f>"]),
+    "inner": (tag(tag(ANY, "(", ")")), ["<f>(a)</f>"], ["<f>(a</f>", "<f>(a)b</f>"]),
+    "triggered_tags": (TRIGGERED, ["", "a<f>1/</f>b<fg>x</f>", "<"], ["<f>a</f>", "a<f"]),
+    "at_least_one": (
+        TRIGGERED | {"at_least_one": True},
+        ["<f>1/</f>", "<fg></f>a<f>1/</f>b"],
+        ["", "a<f>1/</f>"],
+    ),
+    "stop_after_first": (
+        TRIGGERED | {"stop_after_first": True},
+        ["a", "a<f>1/</f>"],
+        ["<f>1/</f>b", "<f>1/</f><f>1/</f>"],
+    ),
+    "exactly one": (
+        TRIGGERED | {"stop_after_first": True, "at_least_one": True},
+        ["<f>1/</f>"],
+        ["", "a", "<f>1/</f><f>1/</f>"],
+    ),
+    "tags_with_separator": (
+        SEPARATED,
+        ["", "<f>1/</f>", "<f>1/</f>, <f>2/</f>"],
+        ["<f>1/</f>, ", "a", "<f>1/</f><f>2/</f>"],
+    ),
+    "some": (SEPARATED | {"at_least_one": True}, ["<f>1/</f>"], [""]),
+    "one": (
+        SEPARATED | {"stop_after_first": True},
+        ["", "<f>1/</f>"],
+        ["<f>1/</f>, <f>2/</f>"],
+    ),
+    "optional": ({"type": "optional", "content": const("a")}, ["", "a"], ["aa"]),
+    "star": ({"type": "star", "content": const("a")}, ["", "aaa"], ["b"]),
+    "plus": ({"type": "plus", "content": const("a")}, ["a", "aaa"], [""]),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_structural_tags(plain: Oracle, name: str) -> None:
+    asked, inside, outside = TAGS[name]
+    found = language(response_format={"type": "structural_tag", "format": asked})
+    source = constraint(Wanted(found), plain.written("")).source
+    assert [text for text in inside if not plain.accepts(source, text)] == []
+    assert [text for text in outside if plain.accepts(source, text)] == []
+
+
+def test_free_text_ends_at_a_marker_that_is_a_token(oracle: Oracle) -> None:
+    think = tag(ANY, "<think>", "\n</think>\n\n")
+    asked = {"type": "sequence", "elements": [think, const("a")]}
+    kind = {"response_format": {"type": "structural_tag", "format": asked}}
+    found = content_language(
+        StructuredBody.model_validate(kind), JsonStyle(), oracle.tokenizer.is_marker
+    )
+    assert found is not None
+    source = constraint(Wanted(found), oracle.written("")).source
+    assert oracle.accepts(source, "<think>so\n\nso\n</think>\n\na")
+    assert not oracle.accepts(source, "<think>so\n</think>\n\nb")
+
+
 @pytest.mark.parametrize("trigger", ["<tool_call>", '<tool_call>{"name"'])
 def test_structural_tags_are_tokens_where_the_tokenizer_has_them(
     oracle: Oracle, trigger: str
