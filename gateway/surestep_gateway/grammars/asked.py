@@ -54,7 +54,7 @@ def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) 
 
 def _style(body: StructuredBody, asked: StructuredOutputs, style: JsonStyle) -> JsonStyle:
     compact, closed = asked.disable_any_whitespace, asked.disable_additional_properties
-    return JsonStyle(
+    return style._replace(
         any_whitespace=style.any_whitespace if compact is None else not compact,
         whitespace_pattern=asked.whitespace_pattern or body.guided_whitespace_pattern or None,
         additional_properties=style.additional_properties if closed is None else not closed,

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 from surestep_gateway.parsers.schema import resolved
 
-from .closing import closed
 from .language import ANYTHING, TAG, IsToken, Json, inline, markers, quoted, up_to
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
-_STYLE: Json = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+_STYLE: Json = {
+    "whitespace_flexible": False,
+    "key_separator": ": ",
+    "item_separator": ", ",
+    "lenient": True,
+}
 
 
 class CallFormat(NamedTuple):
@@ -101,7 +105,7 @@ def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:
         elif schema is None:
             body = "call_rest"
         else:
-            named = list(_parameters(form.parameter, closed(schema), is_token))
+            named = list(_parameters(form.parameter, schema, is_token))
             labels = [f"call_{number}_{place}" for place in range(len(named))]
             rules += [f"{label}: {rule}\n" for label, (rule, _) in zip(labels, named, strict=True)]
             taken = [
@@ -125,11 +129,7 @@ def arguments(schema: Json | None) -> str:
 
 
 def _allowed(schema: Json | None) -> Json:
-    """Return the schema of arguments: those that the function names, and no others unless it says
-    so.
-    """
-    allowed: Json = {"type": "object"} if schema is None else closed(schema)
-    return allowed
+    return schema or {"type": "object"}
 
 
 def _object(name: str, key: str, schema: Json | None) -> Json:

@@ -13,13 +13,13 @@ from .language import Json
 
 _DEFINITIONS = ("$defs", "definitions")
 # Keys whose schemas describe what is inside the value: by name, as a list, alone.
-_INSIDE = (
+INSIDE = (
     (*_DEFINITIONS, "properties", "patternProperties"),
     ("prefixItems", "items"),
     ("items", "additionalItems", "additionalProperties", "contains"),
 )
 # Keys whose schemas describe the value itself, in the same order.
-_PARTS = (("dependentSchemas",), ("allOf", "anyOf", "oneOf"), ("if", "then", "else"))
+PARTS = (("dependentSchemas",), ("allOf", "anyOf", "oneOf"), ("if", "then", "else"))
 _SAYS_KEYS = ("properties", "patternProperties", "required")
 _MOST_PARTS = 20_000  # that are looked at, each as often as it is a part, and names that are added
 
@@ -73,7 +73,7 @@ class _Closing:
         if not isinstance(schema, dict):
             return schema
         if _is_one_of_many(schema):
-            return _changed(_changed(schema, _INSIDE, self._close), _PARTS, self._close)
+            return changed(changed(schema, INSIDE, self._close), PARTS, self._close)
         shown: Json = self._leave(schema)
         found = self._named(schema)
         if found.open or not found.said or not _has_room(schema, found.names):
@@ -92,7 +92,7 @@ class _Closing:
         """
         if not isinstance(schema, dict):
             return schema
-        shown = _changed(_changed(schema, _INSIDE, self._close), _PARTS, self._leave)
+        shown = changed(changed(schema, INSIDE, self._close), PARTS, self._leave)
         reference = str(schema.get("$ref"))
         place = self._definition(reference)
         if place is None:
@@ -122,13 +122,18 @@ class _Closing:
         return found
 
     def _definition(self, reference: str) -> tuple[str, str] | None:
-        """Return where the definition is that a reference names; None for any other target."""
-        for key in _DEFINITIONS:
-            named = _mapping(self._schema.get(key))
-            name = reference.removeprefix(f"#/{key}/")
-            if name in named and reference == f"#/{key}/{name}":
-                return None if _opened(name) in named else (key, name)
-        return None
+        """Return the place of a definition that can be opened; None for any other target."""
+        place = definition(reference, self._schema)
+        return place if place and _opened(place[1]) not in self._schema[place[0]] else None
+
+
+def definition(reference: str, schema: Json) -> tuple[str, str] | None:
+    """Return where in a schema the definition is that a reference names; None for other targets."""
+    for key in _DEFINITIONS:
+        name = reference.removeprefix(f"#/{key}/")
+        if name in _mapping(schema.get(key)) and reference == f"#/{key}/{name}":
+            return key, name
+    return None
 
 
 def _opened(name: str) -> str:
@@ -137,7 +142,7 @@ def _opened(name: str) -> str:
 
 def _is_one_of_many(schema: Json) -> bool:
     """Return whether a schema is what one of its alternatives is, and says nothing of keys."""
-    parts = [key for key in (*_PARTS[0], *_PARTS[1], *_PARTS[2], "$ref") if key in schema]
+    parts = [key for key in (*PARTS[0], *PARTS[1], *PARTS[2], "$ref") if key in schema]
     if len(parts) != 1 or not {*_SAYS_KEYS, "additionalProperties"}.isdisjoint(schema):
         return False
     part = schema[parts[0]]
@@ -151,7 +156,7 @@ def _has_room(schema: Json, names: Mapping[str, None]) -> bool:
     return not isinstance(least, int | float) or least <= len(names) or bool(patterns)
 
 
-def _changed(schema: Json, keys: Sequence[Sequence[str]], change: Change) -> Json:
+def changed(schema: Json, keys: Sequence[Sequence[str]], change: Change) -> Json:
     """Return a copy in which the schemas under some keys are changed."""
     named, listed, single = keys
     shown = dict(schema)
@@ -169,7 +174,7 @@ def _changed(schema: Json, keys: Sequence[Sequence[str]], change: Change) -> Jso
 
 def _parts(schema: Json) -> Iterator[Json]:
     """Yield the schemas that describe the same value."""
-    named, listed, single = _PARTS
+    named, listed, single = PARTS
     found = [part for key in named for part in _mapping(schema.get(key)).values()]
     found += [part for key in listed for part in _list(schema.get(key))]
     found += [schema.get(key) for key in single]

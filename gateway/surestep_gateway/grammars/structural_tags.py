@@ -15,7 +15,7 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from .config import JsonStyle
 from .fields import MAX_STRUCTURES, Structure
 from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
-from .structured import ANY_OBJECT, check_schema, grammar_language, styled
+from .structured import ANY_OBJECT, exact_schema, grammar_language, styled
 
 _MOST_FORMATS = 16 * MAX_STRUCTURES  # in one request
 _TEXT = f"TEXT: {ANYTHING}\n"
@@ -38,7 +38,7 @@ def structures_language(
     tags = []
     for number, one in enumerate(structures):
         schema = ANY_OBJECT if one.json_schema is None else one.json_schema
-        check_schema(schema, f"{field}.structures[{number}].schema")
+        exact_schema(schema, f"{field}.structures[{number}].schema", style)
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"begin": one.begin, "content": content, "end": one.end})
     asked = {"type": "triggered_tags", "triggers": list(triggers), "tags": tags}
@@ -112,8 +112,7 @@ class _Formats:
             schema = {}
         if not isinstance(schema, dict):
             raise InvalidRequest(f"{at}: a schema is an object", param=at)
-        check_schema(schema, at)
-        return inline(styled(schema, self._style))
+        return inline(styled(exact_schema(schema, at, self._style), self._style))
 
     def _any_text(self, asked: Json, at: str, end: str, *, last: bool) -> str:
         if asked.get("excludes") or asked.get("excluded_str"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 from pydantic_core import from_json
@@ -14,18 +14,30 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 from .closing import closed
 from .config import JsonStyle
 from .language import Json, Language
-from .schema_place import schema_fault
+from .schema_place import LENIENT, fault_in_schema, fault_place
+from .widening import reworded, widened, without_lengths
 
 ANY_OBJECT: Json = {"type": "object"}
 _WHITE_SPACE = r"[ \t\n\r]{0,32}"  # between tokens: a model may write nothing else for ever
+
+
+class Served(NamedTuple):
+    """A schema for the grammar; it allows more than the client's where it is `wider`."""
+
+    schema: Json
+    wider: bool = False
 
 
 def json_language(schema: str | Json, field: str, style: JsonStyle) -> Language:
     """Return the language of the JSON that a schema allows. Raise InvalidRequest."""
     if isinstance(schema, str):
         schema = _parsed(schema, field)
-    check_schema(schema, field)
-    return Language(field, schema=styled(schema, style))
+    found = served_schema(schema, field, style)
+    return Language(
+        field,
+        schema=styled(found.schema, style),
+        promised=schema if found.wider else None,
+    )
 
 
 def any_object(field: str, style: JsonStyle) -> Language:
@@ -33,26 +45,39 @@ def any_object(field: str, style: JsonStyle) -> Language:
     return Language(field, schema=styled(ANY_OBJECT, style))
 
 
-def check_schema(schema: Json, field: str) -> None:
-    """Raise InvalidRequest that names the place at fault."""
+def served_schema(schema: Json, field: str, style: JsonStyle) -> Served:
+    """Return the nearest schema that llguidance knows.
+
+    Raise InvalidRequest that names the place at fault.
+    """
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
             f"{field}: the schema must have at most {MAX_GRAMMAR_BYTES} bytes", param=field
         )
-    found = schema_fault(schema, field)
-    if found is not None:
-        place, fault = found
-        raise InvalidRequest(f"{place}: {fault}", param=place)
+    shown = reworded(schema)
+    if not style.additional_properties:
+        shown = closed(shown)
+    if not fault_in_schema(shown):
+        return Served(shown)
+    for widen in (widened, without_lengths) if style.lenient else ():
+        shown = widen(shown)
+        if not fault_in_schema(shown | LENIENT):
+            return Served(shown, wider=True)
+    place, fault = fault_place(shown, field, LENIENT if style.lenient else {})
+    raise InvalidRequest(f"{place}: {fault}", param=place)
+
+
+def exact_schema(schema: Json, field: str, style: JsonStyle) -> Json:
+    """Return a schema of the same documents that llguidance knows. Raise InvalidRequest."""
+    return served_schema(schema, field, style._replace(lenient=False)).schema
 
 
 def styled(schema: Json, style: JsonStyle) -> Json:
     """Return a schema that says how its JSON looks."""
-    if not style.additional_properties:
-        schema = closed(schema)
     options: Json = {"whitespace_flexible": False}
     if style.any_whitespace:
         options = {"whitespace_pattern": style.whitespace_pattern or _WHITE_SPACE}
-    return schema | {"x-guidance": options}
+    return schema | {"x-guidance": options | {"lenient": True}}
 
 
 def regex_language(regex: str, field: str) -> Language:

@@ -18,6 +18,12 @@ from surestep_gateway.context import Gateway
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.output.drafted import wants_drafted
+from surestep_gateway.output.schema_check import (
+    Promised,
+    SchemaCheck,
+    Violations,
+    Written,
+)
 from surestep_gateway.output.sequence import OutputSequence
 from surestep_gateway.output.usage import TokenUsage
 from surestep_gateway.parsers import OutputParser
@@ -108,6 +114,7 @@ async def _generation(
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
         sampling=prepared.sampling,
+        promised=prepared.promised,
         seed=gateway.seeds.getrandbits(64) if body.seed is None else body.seed,
         origin=origin,
         tenant=origin.caller.tenant(body.user or body.safety_identifier),
@@ -153,6 +160,7 @@ class _SequenceBuilder:
     body: GenerationBody
     call_id: str
     sampling: SamplingParams  # without seed
+    promised: Promised
     seed: int
     origin: Origin
     tenant: Tenant
@@ -171,7 +179,11 @@ class _SequenceBuilder:
             *(index, journal, source, self._assembler(prompt_ids), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
             prompt_only=self.body.max_tokens == 0,
+            check=SchemaCheck(self.promised, self._violations) if self.promised else None,
         )
+
+    async def _violations(self, written: Sequence[Written]) -> Violations:
+        return await self.gateway.text.violations(written, self.origin.caller.name)
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
         body = self.body

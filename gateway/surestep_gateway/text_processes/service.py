@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import orjson
+from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.output.schema_check import Violations, Written
 from surestep_gateway.text.process_limits import NeedsProcess
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
+from surestep_gateway.translate.frames import framed
 
-from .jobs import Job
+from .jobs import CHECK, Job
 from .pool import TextPool
 from .work_gate import WorkGate
 
@@ -65,6 +69,24 @@ class TextService:
             except NeedsProcess:
                 pass
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
+
+    async def violations(self, written: Sequence[Written], caller: str) -> Violations:
+        """Return where texts violate their schemas.
+
+        A check that fails or takes too much is a violation that says so.
+        """
+        frames = [
+            part
+            for one in written
+            for part in (one.promised, one.text.encode(), orjson.dumps(one.call))
+        ]
+        try:
+            answer = await self._pool.ask(CHECK.name, b"", framed(frames), caller)
+            found: Violations = orjson.loads(CHECK.load(answer))
+        except SurestepError as error:
+            message = f"it could not be checked: {error.message}"
+            return [{"tool_call": None, "path": "$", "message": message}]
+        return found
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:
