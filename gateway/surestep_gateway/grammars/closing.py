@@ -1,7 +1,7 @@
 """Closing the objects of a schema, so that their documents end: no keys but those that it names.
 
 JSON Schema lets an object have any further keys where `additionalProperties` is absent. A model
-that writes under such a grammar may go on with keys that nobody asked for, up to `max_tokens`.
+that writes under such a grammar may go on with keys that were not asked for, up to `max_tokens`.
 """
 
 from __future__ import annotations

@@ -54,6 +54,13 @@ def served_schema(schema: Json, field: str, style: JsonStyle) -> Served:
         raise InvalidRequest(
             f"{field}: the schema must have at most {MAX_GRAMMAR_BYTES} bytes", param=field
         )
+    try:
+        return _nearest(schema, field, style)
+    except RecursionError:
+        raise InvalidRequest(f"{field}: the schema is too deep", param=field) from None
+
+
+def _nearest(schema: Json, field: str, style: JsonStyle) -> Served:
     shown = reworded(schema)
     if not style.additional_properties:
         shown = closed(shown)

@@ -38,7 +38,8 @@ async def whole(stack: Stack, api: str, **fields: Any) -> dict[str, Any]:
     response = await stack.client.post(path, json=body | fields)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
-    return answer["choices"][0] if "choices" in answer else answer
+    shown: dict[str, Any] = answer["choices"][0] if "choices" in answer else answer
+    return shown
 
 
 async def streamed(stack: Stack, api: str, **fields: Any) -> dict[str, Any]:
@@ -48,12 +49,8 @@ async def streamed(stack: Stack, api: str, **fields: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     data = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
     events = Events.parse("".join(f"data: {one}\n\n" for one in data))
-    shown = {
-        "chat": lambda: events.choices()[-1],
-        "completions": lambda: events.choices()[-1],
-        "responses": lambda: events[-1]["response"],
-        "messages": lambda: events[-2],
-    }[api]()
+    shown = {"responses": events[-1].get("response"), "messages": events[-2]}.get(api)
+    shown = events.choices()[-1] if shown is None else shown
     others = [one for one in events if "schema_violations" in str(one)]
     assert len(others) == ("schema_violations" in shown)
     return shown

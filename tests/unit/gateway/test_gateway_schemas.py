@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from support.checkpoints import tiny_tokenizer
 from support.clients.grammar_oracle import Oracle
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.grammars.asked import content_language
+from surestep_gateway.grammars.closing import closed
 from surestep_gateway.grammars.config import JsonStyle, StructuredOutputsConfig
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
 from surestep_gateway.grammars.violations import violations
+from surestep_gateway.grammars.widening import reworded, widened, without_lengths
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 
 CORPUS = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_text())
@@ -303,6 +306,43 @@ def test_what_is_wrong_is_refused_all_the_same(schema: Any, place: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         language(schema)
     assert error.value.param == place
+
+
+DEEP: dict[str, Callable[[Any], Any]] = {
+    "items": lambda one: {"type": "array", "items": one},
+    "if": lambda one: {"if": one, "then": {}, "else": {}},
+    "parts": lambda one: {"allOf": [one, {"uniqueItems": True}]},
+    "properties": lambda one: of(a=one) | {"dependentRequired": {"a": ["b"]}},
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_schemas_are_refused_at_once(name: str) -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(195 if name in ("items", "if") else 95):
+        schema = DEEP[name](schema)
+    began = time.process_time()
+    with pytest.raises(InvalidRequest):
+        language(schema)
+    assert time.process_time() - began < 1
+
+
+WIDE: dict[str, Any] = {
+    "patterns": of(**{f"p{n}": text(f"^(?!x{n})[a-z]+$") for n in range(3000)}),
+    "a pattern": text("(?=a)" * 20_000),
+    "an open look": text("(?=" * 20_000),
+    "conditions": {"allOf": [{"if": of(k=A_OR_B), "then": {}, "else": {}}] * 1000},
+    "dependent": {"allOf": [of() | {"dependentRequired": {"a": ["b"] * 9}}] * 1000},
+    "names": of(**{f"p{n}": keyed({"enum": [f"a{m}" for m in range(60)]}) for n in range(300)}),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_large_schemas_are_reworded_in_little_time(name: str) -> None:
+    began = time.process_time()
+    shown = without_lengths(widened(closed(reworded(WIDE[name]))))
+    assert time.process_time() - began < 1
+    assert len(json.dumps(shown)) < 4 * len(json.dumps(WIDE[name])) + 1000
 
 
 UNCHECKED: list[tuple[Any, str, str]] = [
