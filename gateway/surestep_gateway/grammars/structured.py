@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import llguidance
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
+from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_GRAMMAR_BYTES
 
 from .closing import closed
 from .config import JsonStyle
@@ -18,7 +18,6 @@ from .schema_place import LENIENT, fault_in_schema, fault_place
 from .widening import reworded, widened, without_lengths
 
 ANY_OBJECT: Json = {"type": "object"}
-_WHITE_SPACE = r"[ \t\n\r]{0,32}"  # between tokens: a model may write nothing else for ever
 
 
 class Served(NamedTuple):
@@ -83,7 +82,7 @@ def styled(schema: Json, style: JsonStyle) -> Json:
     """Return a schema that says how its JSON looks."""
     options: Json = {"whitespace_flexible": False}
     if style.any_whitespace:
-        options = {"whitespace_pattern": style.whitespace_pattern or _WHITE_SPACE}
+        options = {"whitespace_pattern": style.whitespace_pattern or JSON_WHITE_SPACE}
     return schema | {"x-guidance": options | {"lenient": True}}
 
 

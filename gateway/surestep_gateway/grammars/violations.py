@@ -14,7 +14,7 @@ from referencing import Registry
 from .language import Json
 from .structured import parsed_json
 
-_MOST = 8  # that are told
+MOST = 8  # that are told of an answer
 _SHOWN_CHARS = 300  # of each
 
 
@@ -27,7 +27,7 @@ def violations(schema: Json, text: str) -> list[Json]:
         value = parsed_json(text)
         kind: Any = validator_for(schema, default=Draft202012Validator)
         checker = kind(schema, registry=Registry())  # which fetches nothing
-        found = islice(checker.iter_errors(value), _MOST)
+        found = islice(checker.iter_errors(value), MOST)
         return [_violation(one.message, one.json_path) for one in found]
     except Exception as error:  # noqa: BLE001  # of what clients write: patterns, references, depth
         return [_violation(f"it could not be checked: {error or type(error).__name__}")]

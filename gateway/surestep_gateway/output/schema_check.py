@@ -14,44 +14,40 @@ Violations = list[dict[str, Any]]
 
 
 class Written(NamedTuple):
-    """A text that must be as its schema says; `call` is the index of the call it belongs to."""
+    """A text that must be as a schema says; `call` is the index of the call it belongs to."""
 
-    promised: bytes
-    text: str
+    name: str  # of the schema
+    text: bytearray
     call: int | None
 
 
-Ask = Callable[[Sequence[Written]], Awaitable[Violations]]
+Ask = Callable[[Promised, Sequence[Written]], Awaitable[Violations]]
 
 
 class SchemaCheck:
     """What one sequence has written of what was promised."""
 
     def __init__(self, promised: Promised, ask: Ask) -> None:
-        """`ask` returns the violations in texts, and does not fail."""
+        """`ask` returns the violations of schemas in texts, and does not fail."""
         self._promised, self._ask = promised, ask
-        self._content: list[str] = []
-        self._calls = dict[int, list[str]]()  # the name, then pieces of the arguments
+        self._content = bytearray()
+        self._calls = dict[int, Written]()
 
     def add(self, events: Sequence[Event]) -> None:
         """Take in what was written."""
         for event in events:
             match event:
-                case Content(text):
-                    self._content.append(text)
+                case Content(text) if CONTENT in self._promised:
+                    self._content += text.encode()
                 case ToolCallStart(index, name):
-                    self._calls[index] = [name]
-                case ToolArguments(index, text):
-                    self._calls[index].append(text)
+                    self._calls[index] = Written(name, bytearray(), index)
+                case ToolArguments(index, text) if self._calls[index].name in self._promised:
+                    self._calls[index].text.extend(text.encode())
 
     async def violations(self) -> Violations:
         """Return the violations in an output that is over."""
-        asked = [
-            Written(self._promised[name], "".join(pieces), index)
-            for index, (name, *pieces) in self._calls.items()
-            if name in self._promised
-        ]
+        asked = [call for call in self._calls.values() if call.name in self._promised]
         # Content may be there in place of calls.
         if CONTENT in self._promised and (self._content or not self._calls):
-            asked.append(Written(self._promised[CONTENT], "".join(self._content), None))
-        return await self._ask(asked) if asked else []
+            asked.append(Written(CONTENT, self._content, None))
+        return await self._ask(self._promised, asked) if asked else []

@@ -182,8 +182,8 @@ class _SequenceBuilder:
             check=SchemaCheck(self.promised, self._violations) if self.promised else None,
         )
 
-    async def _violations(self, written: Sequence[Written]) -> Violations:
-        return await self.gateway.text.violations(written, self.origin.caller.name)
+    async def _violations(self, promised: Promised, written: Sequence[Written]) -> Violations:
+        return await self.gateway.text.violations(promised, written, self.origin.caller.name)
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
         body = self.body

@@ -125,22 +125,24 @@ INVOCATION: Job[Invoked] = Job(b"invocation", _draft_invocation, _dump_invoked, 
 def _draft_check(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[bytes]:
-    """Check texts of an answer, each framed between its schema and its call, to the JSON of the
-    violations.
+    """Check the texts of an answer, to the JSON of the violations. Raise NeedsProcess.
 
-    Raise NeedsProcess.
+    The frames are `[[number of the schema, call], ...]` of the texts, the schemas, and the texts.
     """
     processor.only_apart(True)
-    from surestep_gateway.grammars.violations import violations  # a tenth of a second, seldom
+    from surestep_gateway.grammars.violations import MOST, violations  # a tenth of a second, seldom
 
-    found = []
-    frames = iter(unframed(raw))
-    for promised, text, call in zip(frames, frames, frames, strict=True):
-        field, schema = from_json(promised)
-        with processor.checking(field):
-            told = violations(schema, text.decode())
-        found += [{"tool_call": from_json(call)} | one for one in told]
-    return Draft(Texts([], add_special_tokens=False), lambda _: orjson.dumps(found))
+    about, *frames = unframed(raw)
+    texts: list[tuple[int, int | None]] = from_json(about)
+    schemas = [from_json(one) for one in frames[: len(frames) - len(texts)]]
+    found: list[dict[str, Any]] = []
+    with processor.checking(schemas[0][0]):
+        for (number, call), text in zip(texts, frames[len(schemas) :], strict=True):
+            told = violations(schemas[number][1], text.decode())
+            found += [{"tool_call": call} | one for one in told]
+            if len(found) >= MOST:
+                break
+    return Draft(Texts([], add_special_tokens=False), lambda _: orjson.dumps(found[:MOST]))
 
 
 CHECK: Job[bytes] = Job(b"check", _draft_check, _dump, _load)

@@ -12,7 +12,7 @@ from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
-from surestep_gateway.output.schema_check import Violations, Written
+from surestep_gateway.output.schema_check import Promised, Violations, Written
 from surestep_gateway.text.process_limits import NeedsProcess
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
@@ -70,16 +70,17 @@ class TextService:
                 pass
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
 
-    async def violations(self, written: Sequence[Written], caller: str) -> Violations:
+    async def violations(
+        self, promised: Promised, written: Sequence[Written], caller: str
+    ) -> Violations:
         """Return where texts violate their schemas.
 
         A check that fails or takes too much is a violation that says so.
         """
-        frames = [
-            part
-            for one in written
-            for part in (one.promised, one.text.encode(), orjson.dumps(one.call))
-        ]
+        names = list(promised)
+        about = orjson.dumps([[names.index(one.name), one.call] for one in written])
+        texts = (one.text for one in written)
+        frames: list[bytes | bytearray] = [about, *promised.values(), *texts]
         try:
             answer = await self._pool.ask(CHECK.name, b"", framed(frames), caller)
             found: Violations = orjson.loads(CHECK.load(answer))

@@ -110,6 +110,18 @@ async def test_content_is_not_missed_where_there_are_calls(
     assert response.json()["choices"][0]["schema_violations"] == []
 
 
+async def test_few_violations_of_many_calls_are_told(stack: Stack, thinking: Tokenizer) -> None:
+    """And a large schema is sent to its check once, not once for each call."""
+    large = TAGS | {"description": "x" * 200_000}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": large}}
+    call = f'<tool_call>\n{{"name": "odd", "arguments": {BAD}}}\n</tool_call>'
+    script(stack, thinking, "so</think>" + "\n".join([call] * 100), chunk=100)
+    response = await stack.chat(tools=[odd], tool_choice="required")
+    (choice,) = response.json()["choices"]
+    assert len(choice["message"]["tool_calls"]) == 100
+    assert choice["schema_violations"] == [TOLD[0] | {"tool_call": n} for n in range(8)]
+
+
 COSTLY = {"type": "string", "pattern": r"^(?=(a+)+$)a*$"}
 
 
