@@ -20,7 +20,7 @@ INSIDE = (
 )
 # Keys whose schemas describe the value itself, in the same order.
 PARTS = (("dependentSchemas",), ("allOf", "anyOf", "oneOf"), ("if", "then", "else"))
-_SAYS_KEYS = ("properties", "patternProperties", "required")
+_SAYS_KEYS = ("properties", "patternProperties")
 _MOST_PARTS = 20_000  # that are looked at, each as often as it is a part, and names that are added
 
 Change = Callable[[Any], Any]
@@ -143,7 +143,7 @@ def _opened(name: str) -> str:
 def _is_one_of_many(schema: Json) -> bool:
     """Return whether a schema is what one of its alternatives is, and says nothing of keys."""
     parts = [key for key in (*PARTS[0], *PARTS[1], *PARTS[2], "$ref") if key in schema]
-    if len(parts) != 1 or not {*_SAYS_KEYS, "additionalProperties"}.isdisjoint(schema):
+    if len(parts) != 1 or not {*_SAYS_KEYS, "required", "additionalProperties"}.isdisjoint(schema):
         return False
     part = schema[parts[0]]
     return parts[0] in ("anyOf", "oneOf", "$ref") or (parts == ["allOf"] and len(_list(part)) == 1)

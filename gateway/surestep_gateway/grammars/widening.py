@@ -41,7 +41,7 @@ def reworded(schema: Json) -> Json:
         if part.get("not") in ({}, True):
             return False
         part = _with_known_format(part)
-        part = _with_patterns(part, _with_plain_ends)
+        part = _with_plain_keys(_with_pattern(part, _with_plain_ends))
         return _with_dependent(_with_named_keys(part, schema))
 
     found: Json = _edited(schema, edit)
@@ -52,7 +52,7 @@ def widened(schema: Json) -> Json:
     """Return the nearest schema of which llguidance may leave out what it does not know."""
 
     def edit(part: Json) -> Any:
-        part = _with_patterns(part, _without_looks)
+        part = _with_wider_keys(_with_pattern(part, _without_looks))
         return _with_one_of(_with_if(_without_counts(_with_fewer(part, schema))))
 
     found: Json = _edited(schema, edit)
@@ -146,7 +146,7 @@ def _with_dependent(schema: Json) -> Json:
     """Return an object's schema with alternatives in place of keys that require others."""
     for word in ("dependentRequired", "dependencies"):
         needs = schema.get(word)
-        if isinstance(needs, dict) and len(needs) <= _MOST_DEPENDENT:
+        if "properties" in schema and isinstance(needs, dict) and len(needs) <= _MOST_DEPENDENT:
             lists = all(isinstance(others, list) for others in needs.values())
             if lists:
                 parts = (
@@ -197,15 +197,40 @@ def _without_counts(schema: Json) -> Json:
     return schema
 
 
-def _with_patterns(schema: Json, change: Callable[[str], str | None]) -> Json:
-    """Return a schema with each pattern changed; None: anything."""
-    if isinstance(pattern := schema.get("pattern"), str):
-        new = change(pattern)
-        schema = _without(schema, "pattern") | ({} if new is None else {"pattern": new})
-    if isinstance(named := schema.get("patternProperties"), dict):
-        shown = {change(pattern) or "": part for pattern, part in named.items()}
-        schema = schema | {"patternProperties": shown}
-    return schema
+def _with_pattern(schema: Json, change: Callable[[str], str | None]) -> Json:
+    """Return a schema with its pattern changed; None: any text."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return schema
+    new = change(pattern)
+    return _without(schema, "pattern") | ({} if new is None else {"pattern": new})
+
+
+def _with_plain_keys(schema: Json) -> Json:
+    named = schema.get("patternProperties")
+    if not isinstance(named, dict):
+        return schema
+    shown = {_with_plain_ends(pattern): part for pattern, part in named.items()}
+    return schema | {"patternProperties": shown}
+
+
+def _with_wider_keys(schema: Json) -> Json:
+    """Return an object's schema whose patterns of keys are those that llguidance knows.
+
+    A wider pattern says more of other keys, unless those are barred. So most are left out, and
+    their keys may have any value.
+    """
+    named = schema.get("patternProperties")
+    if not isinstance(named, dict):
+        return schema
+    new = {pattern: _without_looks(pattern) for pattern in named}
+    if all(pattern == wide for pattern, wide in new.items()):
+        return schema
+    barred = schema.get("additionalProperties") is False and not schema.get("properties")
+    if barred and len(named) == 1:
+        return schema | {"patternProperties": {new[key] or "^": named[key] for key in named}}
+    kept = {pattern: part for pattern, part in named.items() if new[pattern] == pattern}
+    return schema | {"patternProperties": kept, "additionalProperties": True}
 
 
 def _with_plain_ends(pattern: str) -> str:
