@@ -7,12 +7,13 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft4Validator, Draft202012Validator
 from jsonschema.validators import validator_for
 from referencing import Registry
 
 from .language import Json
 from .structured import parsed_json
+from .widening import with_numeric_bounds
 
 MOST = 8  # that are told of an answer
 _SHOWN_CHARS = 300  # of each
@@ -26,6 +27,8 @@ def violations(schema: Json, text: str) -> list[Json]:
     try:
         value = parsed_json(text)
         kind: Any = validator_for(schema, default=Draft202012Validator)
+        if kind is not Draft4Validator:  # some write its bounds under later names
+            schema = with_numeric_bounds(schema)
         checker = kind(schema, registry=Registry())  # which fetches nothing
         found = islice(checker.iter_errors(value), MOST)
         return [_violation(one.message, one.json_path) for one in found]

@@ -70,6 +70,20 @@ def without_lengths(schema: Json) -> Json:
     return found
 
 
+def with_numeric_bounds(schema: Json) -> Json:
+    """Return a schema without the bounds of draft 4, where `exclusiveMaximum` is true or false."""
+
+    def edit(part: Json) -> Any:
+        for plain, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(part.get(exclusive), bool):
+                bound = {exclusive: part[plain]} if part[exclusive] and plain in part else {}
+                part = _without(part, exclusive, *((plain,) if bound else ())) | bound
+        return part
+
+    found: Json = _edited(schema, edit)
+    return found
+
+
 def _edited(schema: Any, edit: Edit) -> Any:
     if not isinstance(schema, dict):
         return schema

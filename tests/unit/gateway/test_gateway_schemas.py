@@ -89,6 +89,21 @@ def test_documents_end_with_the_keys_that_were_asked(
         assert set(schema["required"]) <= document.keys() <= set(schema["properties"])
 
 
+def test_what_is_written_is_what_was_asked(
+    oracle: Oracle, lark: LLTokenizer, subtests: pytest.Subtests
+) -> None:
+    """All documents that are drawn validate, or the server would have told of them."""
+    for name, schema in SCHEMAS.items():
+        with subtests.test(schema=name):
+            matcher = matcher_of(lark, source_of(oracle, schema))
+            exact = language(schema).promised is None
+            for seed in range(3):
+                document = drawn(matcher.deep_copy(), oracle, random.Random(seed))
+                found = violations(schema, json.dumps(document))
+                assert not found or not exact
+                assert not any("could not be checked" in one["message"] for one in found)
+
+
 def test_by_the_letter_they_have_other_keys(oracle: Oracle, lark: LLTokenizer) -> None:
     matcher = matcher_of(lark, source_of(oracle, SCHEMAS[PLAIN[0]], LETTER))
     assert not matcher.deep_copy().is_error()
@@ -115,6 +130,14 @@ def drawn(matcher: LLMatcher, oracle: Oracle, chance: random.Random) -> Any:
         assert matcher.consume_token(token)
         ids.append(token)
     return json.loads(oracle.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def test_bounds_of_draft_4() -> None:
+    schema = {"type": "integer", "maximum": 5, "exclusiveMaximum": True, "exclusiveMinimum": False}
+    assert violations(schema, "4") == []
+    assert violations(schema, "5") != []
+    older = schema | {"$schema": "http://json-schema.org/draft-04/schema#"}
+    assert [bool(violations(older, text)) for text in ("4", "5")] == [False, True]
 
 
 def of(*required: str, **properties: Any) -> dict[str, Any]:
