@@ -71,7 +71,7 @@ def _response_format(asked: ResponseFormat, style: JsonStyle, is_token: IsToken)
                 f"{place}: it does nothing with the type {asked.type!r}", param=place
             )
     match asked.type:
-        case "json_object" if asked.bare_schema is None:
+        case "json_object" if not asked.bare_schema:
             return [any_object(field, style)]
         case "json_object" | "json_schema":
             return [_with_schema(asked, field, style)]

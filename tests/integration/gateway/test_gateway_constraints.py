@@ -67,6 +67,7 @@ FORMATS = {
     "json_schema, schema": city({"type": "json_schema", "schema": CITY}),
     "json_object": a_object({"type": "json_object"}),
     "json_object, schema": city({"type": "json_object", "schema": CITY}),
+    "json_object, empty": a_object({"type": "json_object", "schema": {}}),
     "structures": tagged(TAG_TYPE | OLD_TAGS),
     "format": tagged(TAG_TYPE | TAGS),
 }
