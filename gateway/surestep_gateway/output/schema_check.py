@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from surestep_common.errors import SurestepError
 
 from surestep_gateway.parsers import Content, Event, ToolArguments, ToolCallStart
 
@@ -24,12 +27,33 @@ class Written(NamedTuple):
 Ask = Callable[[Promised, Sequence[Written]], Awaitable[Violations]]
 
 
+class Checks:
+    """The checks of one request, one at a time. Behind one that fails or takes too much there is
+    none: each would end a text process.
+    """
+
+    def __init__(self, promised: Promised, ask: Ask) -> None:
+        """`ask` returns the violations of schemas in texts. It may raise SurestepError."""
+        self.promised, self._ask = promised, ask
+        self._turn = asyncio.Lock()
+        self._fault: str | None = None
+
+    async def violations(self, written: Sequence[Written]) -> Violations:
+        """Return where texts violate their schemas; a check that fails is one that says so."""
+        async with self._turn:
+            if self._fault is None:
+                try:
+                    return await self._ask(self.promised, written)
+                except SurestepError as error:
+                    self._fault = f"it could not be checked: {error.message}"
+        return [{"tool_call": None, "path": "$", "message": self._fault}]
+
+
 class SchemaCheck:
     """What one sequence has written of what was promised."""
 
-    def __init__(self, promised: Promised, ask: Ask) -> None:
-        """`ask` returns the violations of schemas in texts, and does not fail."""
-        self._promised, self._ask = promised, ask
+    def __init__(self, checks: Checks) -> None:
+        self._checks, self._promised = checks, checks.promised
         self._content = bytearray()
         self._calls = dict[int, Written]()
 
@@ -50,4 +74,4 @@ class SchemaCheck:
         # Content may be there in place of calls.
         if CONTENT in self._promised and (self._content or not self._calls):
             asked.append(Written(CONTENT, self._content, None))
-        return await self._ask(self._promised, asked) if asked else []
+        return await self._checks.violations(asked) if asked else []

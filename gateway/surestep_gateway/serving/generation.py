@@ -19,6 +19,7 @@ from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.output.drafted import wants_drafted
 from surestep_gateway.output.schema_check import (
+    Checks,
     Promised,
     SchemaCheck,
     Violations,
@@ -114,7 +115,7 @@ async def _generation(
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
         sampling=prepared.sampling,
-        promised=prepared.promised,
+        checks=_checks(gateway, prepared.promised, origin),
         seed=gateway.seeds.getrandbits(64) if body.seed is None else body.seed,
         origin=origin,
         tenant=origin.caller.tenant(body.user or body.safety_identifier),
@@ -146,6 +147,15 @@ async def _generation(
     )
 
 
+def _checks(gateway: Gateway, promised: Promised, origin: Origin) -> Checks | None:
+    """Return the checks of a request; None where its grammar promises no less than its schema."""
+
+    async def ask(promised: Promised, written: Sequence[Written]) -> Violations:
+        return await gateway.text.violations(promised, written, origin.caller.name)
+
+    return Checks(promised, ask) if promised else None
+
+
 def most_open(info: SchedulerInfo, longest: int) -> int:
     """Return how many sequences of one request may be at the schedulers at once.
 
@@ -160,7 +170,7 @@ class _SequenceBuilder:
     body: GenerationBody
     call_id: str
     sampling: SamplingParams  # without seed
-    promised: Promised
+    checks: Checks | None
     seed: int
     origin: Origin
     tenant: Tenant
@@ -179,11 +189,8 @@ class _SequenceBuilder:
             *(index, journal, source, self._assembler(prompt_ids), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
             prompt_only=self.body.max_tokens == 0,
-            check=SchemaCheck(self.promised, self._violations) if self.promised else None,
+            check=SchemaCheck(self.checks) if self.checks is not None else None,
         )
-
-    async def _violations(self, promised: Promised, written: Sequence[Written]) -> Violations:
-        return await self.gateway.text.violations(promised, written, self.origin.caller.name)
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
         body = self.body

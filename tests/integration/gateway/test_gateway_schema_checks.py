@@ -144,6 +144,18 @@ async def test_a_check_that_takes_too_long_is_told(
     assert slowest < 2
 
 
+async def test_one_check_of_a_request_that_takes_too_long_is_the_last(
+    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer
+) -> None:
+    stack = await start_stack(model=thinking_model, grammar_timeout_s=0.5)
+    script(stack, thinking, f'"{"a" * 60}b"')
+    response = await stack.complete(guided_json=COSTLY, n=8)
+    for choice in response.json()["choices"]:
+        assert "too much time" in choice["schema_violations"][0]["message"]
+    metrics = (await stack.client.get("/metrics")).text
+    assert 'text_process_ends_total{cause="grammar"} 1.0' in metrics
+
+
 async def test_a_server_may_refuse_what_it_would_have_to_check(
     start_stack: StartStack, thinking_model: Path
 ) -> None:
