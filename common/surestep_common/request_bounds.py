@@ -25,6 +25,8 @@ MAX_BAD_WORD_IDS = 1 << 14  # in all of them
 MAX_ALLOWED_IDS = 1 << 18  # more than the largest vocabulary has
 MAX_ENTRIES = 1 << 20  # of all these lists, times the sequences that the request asks for
 MAX_GRAMMAR_BYTES = 1 << 18  # of a grammar's source: a set of tools with their schemas
+# Between two tokens of JSON, as a pattern: a model may write nothing else for ever.
+JSON_WHITE_SPACE = r"[ \t\n\r]{0,32}"
 MAX_CHOICES = 4096  # texts of which an output may be one
 MAX_BEGINS_AFTER = 16  # tokens of the end of reasoning
 MAX_PROMPT_LOGPROBS = 1 << 18  # prompt tokens times alternatives

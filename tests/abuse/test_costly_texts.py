@@ -150,7 +150,7 @@ COSTLY: dict[str, Json] = {
     "many faulty parts": {
         "properties": {f"p{n}": patterns(9) for n in range(100)} | {"z": {"type": "nonesuch"}}
     },
-    "not": {"not": patterns(25)},
+    "not": {"not": patterns(25), "allOf": [{"type": "nonesuch"}]},
 }
 
 
@@ -160,6 +160,12 @@ async def test_a_costly_schema_is_refused_soon(server: Server, name: str) -> Non
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith("structured_outputs")
     assert (await server.post(COMPLETIONS, asking(SMALL))).status_code == 200
+
+
+async def test_what_a_grammar_leaves_out_is_not_compiled(server: Server) -> None:
+    asked = asking({"not": patterns(25)})
+    for _ in range(3):
+        assert (await server.post(COMPLETIONS, asked)).status_code == 200
 
 
 @pytest.mark.parametrize("kind", KINDS)

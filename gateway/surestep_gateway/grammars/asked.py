@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .config import JsonStyle
 from .fields import ResponseFormat, StructuredBody, StructuredOutputs
 from .language import IsToken, Json, Language
+from .structural_tags import format_language, structures_language
 from .structured import (
-    ANY_OBJECT,
+    any_object,
     choice_language,
     grammar_language,
     json_language,
     parsed_json,
     regex_language,
-    styled,
-    tagged_language,
 )
+
+# The fields of a `response_format` that say what a type of it is.
+_SAYING = {
+    None: (),
+    "text": (),
+    "json_object": ("bare_schema",),
+    "json_schema": ("json_schema", "bare_schema"),
+    "structural_tag": ("structures", "triggers", "format"),
+}
+_NOTHING: tuple[Any, ...] = (None, "", False)  # values that ask for nothing
 
 
 def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> Language | None:
@@ -30,9 +40,9 @@ def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) 
     structured = body.structured_outputs or StructuredOutputs(json=None)
     style = _style(body, structured, style)
     found = [
-        *_response_format(body.response_format or ResponseFormat(), style, is_token),
+        *_response_format(body.response_format or ResponseFormat(schema=None), style, is_token),
         *_structured(structured, style, is_token),
-        *_guided(body, style, is_token),
+        *_by_themselves(body, style, is_token),
     ]
     if len(found) > 1:
         raise InvalidRequest(
@@ -43,89 +53,123 @@ def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) 
 
 
 def _style(body: StructuredBody, asked: StructuredOutputs, style: JsonStyle) -> JsonStyle:
-    return JsonStyle(
-        any_whitespace=style.any_whitespace and not asked.disable_any_whitespace,
+    compact, closed = asked.disable_any_whitespace, asked.disable_additional_properties
+    return style._replace(
+        any_whitespace=style.any_whitespace if compact is None else not compact,
         whitespace_pattern=asked.whitespace_pattern or body.guided_whitespace_pattern or None,
-        additional_properties=(
-            style.additional_properties and not asked.disable_additional_properties
-        ),
+        additional_properties=style.additional_properties if closed is None else not closed,
     )
 
 
 def _response_format(asked: ResponseFormat, style: JsonStyle, is_token: IsToken) -> list[Language]:
     field = "response_format"
+    _refuse_unknown(asked, field)
+    for name in ("json_schema", "bare_schema", "structures", "triggers", "format"):
+        if getattr(asked, name) is not None and name not in _SAYING[asked.type]:
+            place = f"{field}.{name.removeprefix('bare_')}"
+            raise InvalidRequest(
+                f"{place}: it does nothing with the type {asked.type!r}", param=place
+            )
     match asked.type:
-        case "json_object":
-            return [Language(field, schema=styled(ANY_OBJECT, style))]
-        case "json_schema":
-            schema = asked.json_schema.json_schema if asked.json_schema is not None else None
-            if schema is None:
-                place = f"{field}.json_schema.schema"
-                raise InvalidRequest(f"{place}: there must be a schema", param=place)
-            return [json_language(schema, f"{field}.json_schema.schema", style)]
+        case "json_object" if not asked.bare_schema:
+            return [any_object(field, style)]
+        case "json_object" | "json_schema":
+            return [_with_schema(asked, field, style)]
         case "structural_tag":
-            if asked.format is not None:
-                raise _only_structures(f"{field}.format")
-            structures = [one.model_dump(by_alias=True) for one in asked.structures or ()]
-            return [_tagged(structures, asked.triggers or [], field, style, is_token)]
+            return [_tagged(asked, field, style, is_token)]
     return []
 
 
+def _with_schema(asked: ResponseFormat, field: str, style: JsonStyle) -> Language:
+    named, place = asked.json_schema, f"{field}.json_schema.schema"
+    if named is not None:
+        _refuse_unknown(named, f"{field}.json_schema")
+    if named is None or named.json_schema is None:
+        if asked.bare_schema is None:
+            raise InvalidRequest(f"{place}: there must be a schema", param=place)
+        return json_language(asked.bare_schema, f"{field}.schema", style)
+    if asked.bare_schema is not None:
+        raise InvalidRequest(f"{field}.schema: there are two schemas", param=f"{field}.schema")
+    return json_language(named.json_schema, place, style)
+
+
 def _structured(asked: StructuredOutputs, style: JsonStyle, is_token: IsToken) -> list[Language]:
-    outer, found = "structured_outputs", []
-    if asked.json_schema:
-        found.append(json_language(asked.json_schema, f"{outer}.json", style))
-    if asked.json_object:
-        found.append(Language(f"{outer}.json_object", schema=styled(ANY_OBJECT, style)))
-    if asked.regex:
-        found.append(regex_language(asked.regex, f"{outer}.regex"))
-    if asked.choice:
-        found.append(choice_language(asked.choice, f"{outer}.choice"))
-    if asked.grammar:
-        found.append(grammar_language(asked.grammar, f"{outer}.grammar"))
-    if asked.structural_tag:
-        found.append(_parsed_tags(asked.structural_tag, f"{outer}.structural_tag", style, is_token))
-    return found
+    outer = "structured_outputs"
+    _refuse_unknown(asked, outer)
+    return [
+        *_json(asked.json_schema, f"{outer}.json", style),
+        *([any_object(f"{outer}.json_object", style)] if asked.json_object else ()),
+        *_texts(asked.regex, asked.choice, asked.grammar, f"{outer}."),
+        *_tags(asked.structural_tag, f"{outer}.structural_tag", style, is_token),
+    ]
 
 
-def _guided(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> list[Language]:
-    """Return the languages of vLLM's older fields."""
+def _by_themselves(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> list[Language]:
+    """Return the languages of fields of their own: vLLM's older ones, SGLang's, llama.cpp's."""
+    return [
+        *_json(body.guided_json, "guided_json", style),
+        *([any_object("guided_json_object", style)] if body.guided_json_object else ()),
+        *_texts(body.guided_regex, body.guided_choice, body.guided_grammar, "guided_"),
+        *_tags(body.structural_tag, "structural_tag", style, is_token),
+        *_json(body.json_schema, "json_schema", style),
+        *_texts(body.regex, None, body.grammar, ""),
+        *([grammar_language(body.ebnf, "ebnf")] if body.ebnf else ()),
+    ]
+
+
+def _json(schema: str | Json | None, field: str, style: JsonStyle) -> list[Language]:
+    return [] if schema in _NOTHING else [json_language(schema or {}, field, style)]
+
+
+def _texts(
+    regex: str | None, choice: list[str] | None, grammar: str | None, prefix: str
+) -> list[Language]:
     found = []
-    if body.guided_json:
-        found.append(json_language(body.guided_json, "guided_json", style))
-    if body.guided_regex:
-        found.append(regex_language(body.guided_regex, "guided_regex"))
-    if body.guided_choice:
-        found.append(choice_language(body.guided_choice, "guided_choice"))
-    if body.guided_grammar:
-        found.append(grammar_language(body.guided_grammar, "guided_grammar"))
-    if body.structural_tag:
-        found.append(_parsed_tags(body.structural_tag, "structural_tag", style, is_token))
+    if regex:
+        found.append(regex_language(regex, f"{prefix}regex"))
+    if choice is not None:
+        found.append(choice_language(choice, f"{prefix}choice"))
+    if grammar:
+        found.append(grammar_language(grammar, f"{prefix}grammar"))
     return found
 
 
-def _parsed_tags(text: str, field: str, style: JsonStyle, is_token: IsToken) -> Language:
+def _tags(
+    asked: str | Json | None, field: str, style: JsonStyle, is_token: IsToken
+) -> list[Language]:
+    """Return the language of a structural tag, which may be JSON text."""
+    if not asked:
+        return []
     try:
-        asked: Any = parsed_json(text)
-        if isinstance(asked, dict) and asked.get("format") is not None:
-            raise _only_structures(f"{field}.format")
-        parsed = ResponseFormat.model_validate(asked)
+        given: Any = parsed_json(asked) if isinstance(asked, str) else asked
+        kind = {"type": "structural_tag"}
+        parsed = ResponseFormat.model_validate(kind | given if isinstance(given, dict) else given)
     except ValueError as error:
         raise InvalidRequest(f"{field}: not a structural tag: {error}", param=field) from None
-    structures = [one.model_dump(by_alias=True) for one in parsed.structures or ()]
-    return _tagged(structures, parsed.triggers or [], field, style, is_token)
+    _refuse_unknown(parsed, field)
+    return [_tagged(parsed, field, style, is_token)]
 
 
-def _tagged(
-    structures: list[Json], triggers: list[str], field: str, style: JsonStyle, is_token: IsToken
-) -> Language:
-    if not structures or not triggers:
-        raise InvalidRequest(f"{field}: it needs 'structures' and 'triggers'", param=field)
-    return tagged_language(structures, triggers, field, style, is_token)
+def _tagged(asked: ResponseFormat, field: str, style: JsonStyle, is_token: IsToken) -> Language:
+    if asked.format is None:
+        for number, one in enumerate(asked.structures or ()):
+            _refuse_unknown(one, f"{field}.structures[{number}]")
+        return structures_language(
+            asked.structures or (), asked.triggers or (), field, style, is_token
+        )
+    if asked.structures or asked.triggers:
+        raise InvalidRequest(
+            f"{field}.format: there are 'structures' or 'triggers' too", param=f"{field}.format"
+        )
+    return format_language(asked.format, f"{field}.format", style, is_token)
 
 
-def _only_structures(field: str) -> UnsupportedParameter:
-    return UnsupportedParameter(
-        f"'{field}' is not supported: structural tags have 'structures' and 'triggers' here",
-        param=field,
-    )
+def _refuse_unknown(asked: BaseModel, field: str) -> None:
+    """Raise UnsupportedParameter for an unknown field: it may say what the output must be.
+
+    vLLM's own clients send private ones, which begin with an underscore.
+    """
+    for name, value in (asked.model_extra or {}).items():
+        if value not in _NOTHING and not name.startswith("_"):
+            place = f"{field}.{name[:64]}"
+            raise UnsupportedParameter(f"'{place}' is not supported", param=place)

@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 from surestep_gateway.parsers.schema import resolved
 
 from .language import ANYTHING, TAG, IsToken, Json, inline, markers, quoted, up_to
-from .structured import closed
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
-_STYLE: Json = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+_STYLE: Json = {
+    "whitespace_flexible": False,
+    "key_separator": ": ",
+    "item_separator": ", ",
+    "lenient": True,
+}
 
 
 class CallFormat(NamedTuple):
@@ -125,11 +129,7 @@ def arguments(schema: Json | None) -> str:
 
 
 def _allowed(schema: Json | None) -> Json:
-    """Return the schema of arguments: those that the function names, and no others unless it says
-    so.
-    """
-    allowed: Json = {"type": "object"} if schema is None else closed(schema)
-    return allowed
+    return schema or {"type": "object"}
 
 
 def _object(name: str, key: str, schema: Json | None) -> Json:

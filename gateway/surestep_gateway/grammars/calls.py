@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from surestep_gateway.parsers import HARMONY_CALLS
 
 from .call_formats import FORMATS, CallFormat, Schemas, arguments, call_rules, first_tag, written
-from .language import ANYTHING, IsToken, Rules, marker, quoted, up_to
+from .language import ANYTHING, IsToken, Json, Rules, marker, quoted, up_to
 
 _NO_OBJECT = r"/(\s*[^\s{](?s:.*))?\s*/"  # a Lark expression
 
@@ -16,9 +18,11 @@ class Tools(NamedTuple):
     """The functions that may be called."""
 
     field: str  # of the request, that asks for this
-    schemas: Schemas
+    schemas: Schemas  # closed
     required: bool  # one of them must be called
     parallel: bool = True  # more than one call
+    # The client's schemas, each with its place, of functions whose schema here is wider.
+    promised: Mapping[str, tuple[str, Json]] = MappingProxyType({})
 
 
 def calls(tool_format: str, tools: Tools, is_token: IsToken) -> Rules:

@@ -12,7 +12,8 @@ class JsonStyle(NamedTuple):
 
     any_whitespace: bool = True
     whitespace_pattern: str | None = None  # a regular expression
-    additional_properties: bool = True  # where a schema does not say
+    additional_properties: bool = False  # where a schema does not say
+    lenient: bool = True  # a schema may be served by a wider one, and answers are checked
 
 
 class StructuredOutputsConfig(BaseModel):
@@ -23,7 +24,8 @@ class StructuredOutputsConfig(BaseModel):
     backend: Literal["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"] = "auto"
     disable_fallback: bool = False  # no effect: there is nothing to fall back to
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True  # false: the letter of JSON Schema, as in vLLM
+    lenient: bool = True  # ours; false: a schema that is not known in full is refused
     enable_in_reasoning: bool = False  # reasoning is part of what a grammar describes
 
     def style(self) -> JsonStyle:
@@ -31,4 +33,5 @@ class StructuredOutputsConfig(BaseModel):
         return JsonStyle(
             any_whitespace=not self.disable_any_whitespace,
             additional_properties=not self.disable_additional_properties,
+            lenient=self.lenient,
         )

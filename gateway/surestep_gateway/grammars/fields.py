@@ -1,4 +1,6 @@
-"""The fields by which requests say what their output must be: OpenAI's and vLLM's."""
+"""The fields by which requests say what their output must be: OpenAI's, vLLM's, and those that
+SGLang and llama.cpp have for the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ JsonSchema = str | dict[str, Any]  # JSON text, or the object
 
 
 class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    """Fields of which unknown ones are kept: they may say what an output must be."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class NamedSchema(_Fields):
@@ -44,13 +48,18 @@ Triggers = Annotated[
 
 
 class ResponseFormat(_Fields):
-    """OpenAI's; `structural_tag` is vLLM's."""
+    """OpenAI's. `schema` beside the type is llama.cpp's, `structural_tag` vLLM's and SGLang's."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] | None = None
     json_schema: NamedSchema | None = None
+    bare_schema: JsonSchema | None = Field(None, alias="schema")
     structures: Structures | None = None
     triggers: Triggers | None = None
-    format: Any = None  # xgrammar's newer form of a structural tag, which is refused
+    format: dict[str, Any] | None = None  # the current form of a structural tag
+    # Where OpenAI's clients have them beside the type; without effect.
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class StructuredOutputs(_Fields):
@@ -61,7 +70,7 @@ class StructuredOutputs(_Fields):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None  # JSON text
+    structural_tag: JsonSchema | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
@@ -72,9 +81,16 @@ class StructuredBody(BaseModel):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    # vLLM's older ones
     guided_json: JsonSchema | None = None
+    guided_json_object: bool | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: JsonSchema | None = None
+    # SGLang's and llama.cpp's
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None

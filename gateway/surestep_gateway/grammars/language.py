@@ -33,6 +33,7 @@ class Language(NamedTuple):
     field: str
     lark: str = ""  # a grammar with a rule `start`
     schema: Json | None = None  # a JSON schema, in place of that
+    promised: Json | None = None  # the client's schema, where that one is wider
 
     def grammar(self) -> Json:
         """Return the language as one of the grammars of a source."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import ANYTHING, IsToken, Language, Rules, checked, pattern, source_of, up_to
+from .language import ANYTHING, IsToken, Json, Language, Rules, checked, pattern, source_of, up_to
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
@@ -24,6 +24,17 @@ class Wanted(NamedTuple):
     def field(self) -> str:
         """The request's field that asks for it."""
         return self.content.field if self.content is not None else self.tools_field
+
+    def promised(self) -> dict[str, tuple[str, Json]]:
+        """Return the client's schemas that are narrower than the grammar, each with its field, by
+        names of functions; the content's has none.
+        """
+        found = {}
+        if self.content is not None and self.content.promised is not None:
+            found[""] = self.content.field, self.content.promised
+        if self.tools is not None:
+            found |= self.tools.promised
+        return found
 
     @property
     def tools_field(self) -> str:

@@ -15,11 +15,20 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 
 
-def schema_fault(schema: Json, field: str) -> tuple[str, str] | None:
-    """Return the place of the first fault and the fault; None for a schema without one."""
-    fault = _fault(schema, schema)
-    if not fault:
-        return None
+LENIENT: Json = {"x-guidance": {"lenient": True}}  # llguidance leaves out what it does not know
+
+
+def fault_in_schema(schema: Json) -> str:
+    """Return what is wrong with a schema; nothing if it can be compiled."""
+    return fault_in(source_of(Rules("@body"), {"body": Language("", schema=schema)}))
+
+
+def fault_place(schema: Json, field: str, options: Json) -> tuple[str, str]:
+    """Return the place of the first fault of a schema that has one, and the fault.
+
+    `options` are what it is compiled with.
+    """
+    fault = _fault(schema, schema, options)
     trials, place, end = _TRIALS, field, time.process_time() + _TRIAL_S
     at: Json | None = schema
     while at is not None:
@@ -28,7 +37,7 @@ def schema_fault(schema: Json, field: str) -> tuple[str, str] | None:
             trials -= 1
             if trials < 0 or time.process_time() > end:
                 return place, fault
-            if inner := _fault(part, schema):
+            if inner := _fault(part, schema, options):
                 found, place, fault = part, f"{place}.{name}", inner
                 break
         at = found
@@ -53,8 +62,7 @@ def _part(name: str, part: Any) -> Iterator[tuple[str, Json]]:
         yield name, part
 
 
-def _fault(part: Json, whole: Json) -> str:
+def _fault(part: Json, whole: Json, options: Json) -> str:
     """Return what is wrong with a part of a schema, which may refer to definitions of the whole."""
     shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    body = Language("", schema=shared | part)
-    return fault_in(source_of(Rules("@body"), {"body": body}))
+    return fault_in_schema(shared | part | options)

@@ -4,52 +4,86 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
+from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_GRAMMAR_BYTES
 
+from .closing import closed
 from .config import JsonStyle
-from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
-from .schema_place import schema_fault
+from .language import Json, Language
+from .schema_place import LENIENT, fault_in_schema, fault_place
+from .widening import reworded, widened, without_lengths
 
 ANY_OBJECT: Json = {"type": "object"}
-_COMBINING = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
-_VALUES = ("enum", "const", "default", "examples")  # keys of a schema that have none in them
+
+
+class Served(NamedTuple):
+    """A schema for the grammar; it allows more than the client's where it is `wider`."""
+
+    schema: Json
+    wider: bool = False
 
 
 def json_language(schema: str | Json, field: str, style: JsonStyle) -> Language:
     """Return the language of the JSON that a schema allows. Raise InvalidRequest."""
     if isinstance(schema, str):
         schema = _parsed(schema, field)
-    check_schema(schema, field)
-    return Language(field, schema=styled(schema, style))
+    found = served_schema(schema, field, style)
+    return Language(
+        field,
+        schema=styled(found.schema, style),
+        promised=schema if found.wider else None,
+    )
 
 
-def check_schema(schema: Json, field: str) -> None:
-    """Raise InvalidRequest that names the place at fault."""
+def any_object(field: str, style: JsonStyle) -> Language:
+    """Return the language of all JSON objects."""
+    return Language(field, schema=styled(ANY_OBJECT, style))
+
+
+def served_schema(schema: Json, field: str, style: JsonStyle) -> Served:
+    """Return the nearest schema that llguidance knows.
+
+    Raise InvalidRequest that names the place at fault.
+    """
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
             f"{field}: the schema must have at most {MAX_GRAMMAR_BYTES} bytes", param=field
         )
-    found = schema_fault(schema, field)
-    if found is not None:
-        place, fault = found
-        raise InvalidRequest(f"{place}: {fault}", param=place)
+    try:
+        return _nearest(schema, field, style)
+    except RecursionError:
+        raise InvalidRequest(f"{field}: the schema is too deep", param=field) from None
+
+
+def _nearest(schema: Json, field: str, style: JsonStyle) -> Served:
+    shown = reworded(schema)
+    if not style.additional_properties:
+        shown = closed(shown)
+    if not fault_in_schema(shown):
+        return Served(shown)
+    for widen in (widened, without_lengths) if style.lenient else ():
+        shown = widen(shown)
+        if not fault_in_schema(shown | LENIENT):
+            return Served(shown, wider=True)
+    place, fault = fault_place(shown, field, LENIENT if style.lenient else {})
+    raise InvalidRequest(f"{place}: {fault}", param=place)
+
+
+def exact_schema(schema: Json, field: str, style: JsonStyle) -> Json:
+    """Return a schema of the same documents that llguidance knows. Raise InvalidRequest."""
+    return served_schema(schema, field, style._replace(lenient=False)).schema
 
 
 def styled(schema: Json, style: JsonStyle) -> Json:
     """Return a schema that says how its JSON looks."""
-    if not style.additional_properties:
-        schema = closed(schema)
-    options: Json = {}
-    if not style.any_whitespace:
-        options = {"whitespace_flexible": False}
-    elif style.whitespace_pattern is not None:
-        options = {"whitespace_pattern": style.whitespace_pattern}
-    return schema | {"x-guidance": options} if options else schema
+    options: Json = {"whitespace_flexible": False}
+    if style.any_whitespace:
+        options = {"whitespace_pattern": style.whitespace_pattern or JSON_WHITE_SPACE}
+    return schema | {"x-guidance": options | {"lenient": True}}
 
 
 def regex_language(regex: str, field: str) -> Language:
@@ -59,8 +93,10 @@ def regex_language(regex: str, field: str) -> Language:
 
 def choice_language(choices: Sequence[str], field: str) -> Language:
     """Return the language of these texts: one lexeme, as each of many rules is an item of the
-    parser.
+    parser. Raise InvalidRequest for none.
     """
+    if not choices:
+        raise InvalidRequest(f"{field}: there must be a text to choose", param=field)
     spelled = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Language(field, lark=f"start: CHOICE\nCHOICE: {spelled}")
 
@@ -71,44 +107,6 @@ def grammar_language(grammar: str, field: str) -> Language:
         return Language(field, lark=llguidance.grammar_from("grammar", grammar))
     except Exception as error:  # noqa: BLE001  # a parser in Python, of what clients write
         raise InvalidRequest(f"{field}: {error}", param=field) from None
-
-
-def tagged_language(
-    structures: Sequence[Json],
-    triggers: Sequence[str],
-    field: str,
-    style: JsonStyle,
-    is_token: IsToken,
-) -> Language:
-    """Return the language of text in which JSON follows tags. Raise InvalidRequest.
-
-    A structure is `{"begin": ..., "schema": ..., "end": ...}`; it applies where the text has the
-    trigger that its beginning begins with. Tags that are tokens are no text: such a one at the
-    beginning of a trigger is the whole trigger.
-    """
-    rules = []
-    for number, structure in enumerate(structures):
-        place = f"{field}.structures[{number}]"
-        begin: str = structure["begin"]
-        trigger = next((one for one in triggers if begin.startswith(one)), None)
-        if not trigger:
-            raise InvalidRequest(
-                f"{place}.begin: it begins with none of the triggers", param=f"{place}.begin"
-            )
-        schema: Json = structure.get("schema") or ANY_OBJECT
-        check_schema(schema, f"{place}.schema")
-        tag = TAG.match(trigger)
-        lead = f"tag_{number}_lead"
-        if tag is not None and is_token(tag[0]):
-            trigger, lead = tag[0], f"TEXT {tag[0]}"
-        else:
-            rules.append(f"{lead}[lazy]: TEXT {quoted(trigger)}\n")
-        rest = marked(begin.removeprefix(trigger), is_token)
-        end = marked(structure.get("end", ""), is_token)
-        rules.append(f"tag_{number}: {lead} {rest} {inline(styled(schema, style))} {end}\n")
-    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
-    lark = f"start: ({tags})* told\ntold: TEXT\nTEXT: {ANYTHING}\n{''.join(rules)}"
-    return Language(field, lark=lark)
 
 
 def parsed_json(text: str) -> Any:
@@ -124,31 +122,3 @@ def _parsed(text: str, field: str) -> Json:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a schema is an object", param=field)
     return schema
-
-
-def closed(schema: Any) -> Any:
-    """Return a schema whose objects have no properties but those it names.
-
-    One that puts an object together from parts stays as it is: each part would bar the others.
-    """
-    return schema if _combines(schema) else _closed(schema)
-
-
-def _combines(schema: Any) -> bool:
-    if isinstance(schema, list):
-        return any(map(_combines, schema))
-    if not isinstance(schema, dict):
-        return False
-    beside = _COMBINING if "properties" in schema else ("allOf",)
-    return any(key in schema for key in beside) or any(map(_combines, schema.values()))
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    shown = {key: part if key in _VALUES else _closed(part) for key, part in schema.items()}
-    if "properties" in schema:
-        shown.setdefault("additionalProperties", False)
-    return shown

@@ -8,6 +8,7 @@ from typing import Any
 from surestep_gateway.parsers import Event, coalesce, content_of
 
 from .json_pieces import GrowingLists
+from .schema_check import Violations
 from .sequence import Delta
 
 _MANY_EVENTS = 512  # are made fewer before there are more
@@ -21,6 +22,7 @@ class CompletionOutput:
     drafted: list[bool] = field(default_factory=list)  # of the tokens, where that is wanted
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    violations: Violations | None = None
 
     @property
     def text(self) -> str:
@@ -37,3 +39,4 @@ class CompletionOutput:
             self.logprobs.extend(logprobs)
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.violations = delta.violations

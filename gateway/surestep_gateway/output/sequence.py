@@ -18,6 +18,7 @@ from surestep_gateway.schedulers.journal import Journal, ResumableStream
 from .detokenize import TextAssembler
 from .drafted import Run, runs
 from .logprobs import Position, positions
+from .schema_check import SchemaCheck, Violations
 from .usage import TokenUsage
 
 
@@ -30,6 +31,7 @@ class Delta(NamedTuple):
     finish_reason: str | None  # set in the last delta
     stop_reason: str | int | None  # the stop string, or the stop token the client asked for
     drafted: bool | None = None  # all of the tokens were, or none; None: not requested
+    violations: Violations | None = None  # in the last delta, where answers are checked
 
     @property
     def each_drafted(self) -> list[bool]:
@@ -57,6 +59,7 @@ class OutputSequence:
         *,
         counts_prompt: bool,
         prompt_only: bool = False,
+        check: SchemaCheck | None = None,
     ) -> None:
         """`usage` is the request's; of the siblings with one prompt, only one counts it.
 
@@ -78,6 +81,7 @@ class OutputSequence:
         self._usage = usage
         self._counts_prompt = counts_prompt
         self._prompt_only = prompt_only
+        self._check = check
         if assembler.num_reasoning_tokens is not None:
             usage.reasoning = 0
 
@@ -115,9 +119,18 @@ class OutputSequence:
                 logprobs = self._logprobs(chunk)
                 for run in runs(chunk):
                     delta = self._delta(chunk, run, logprobs)
+                    if self._check is not None:
+                        delta = await self._checked(delta, self._check)
                     yield delta
                     if delta.finish_reason is not None:
                         return
+
+    async def _checked(self, delta: Delta, check: SchemaCheck) -> Delta:
+        """Return the delta; the last one with the violations in an output that is not cut."""
+        check.add(delta.events)
+        if delta.finish_reason in (None, "length"):
+            return delta
+        return delta._replace(violations=await check.violations())
 
     def _note_start(self, chunk: GenerateChunk) -> None:
         if not self._started:  # what later calls find in a cache is no saving of the client's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from typing import Any
 
@@ -12,9 +13,10 @@ from surestep_proto.sampling_pb2 import Grammar
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
+from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import ResponseFormat, StructuredBody
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
-from surestep_gateway.grammars.structured import check_schema
+from surestep_gateway.grammars.structured import served_schema
 from surestep_gateway.parsers import (
     HARMONY_CALLS,
     HARMONY_REASONING,
@@ -154,7 +156,7 @@ def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted |
     content = content_language(request, style, processor.tokenizer.is_marker)
     tools = None
     if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
-        tools = _wanted_tools(request)
+        tools = _wanted_tools(request, style._replace(additional_properties=False))
     return None if content is None and tools is None else Wanted(content, tools)
 
 
@@ -166,13 +168,22 @@ def grammar_field(request: GenerationBody) -> str | None:
     """
     for name in StructuredBody.model_fields:
         value = getattr(request, name)
-        if value and not (isinstance(value, ResponseFormat) and value.type in _FIXED_FORMATS):
+        if value not in (None, "", False) and not _is_fixed(value):
             return name
     if not isinstance(request, ChatRequest) or not request.tools:
         return None
     asked = request.response_format
-    among_calls = asked is not None and asked.type == "json_object"
-    return "tools" if among_calls or constrains_calls(request) else None
+    any_object = request.guided_json_object or (asked is not None and asked.type == "json_object")
+    return "tools" if any_object or constrains_calls(request) else None
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a field's value asks for a grammar that has nothing of the request."""
+    return value is True or (
+        isinstance(value, ResponseFormat)
+        and value.type in _FIXED_FORMATS
+        and value.bare_schema is None
+    )
 
 
 def constrains_calls(request: ChatRequest) -> bool:
@@ -183,7 +194,7 @@ def constrains_calls(request: ChatRequest) -> bool:
     return choice != "none"
 
 
-def _wanted_tools(request: ChatRequest) -> Tools | None:
+def _wanted_tools(request: ChatRequest, style: JsonStyle) -> Tools | None:
     """Return the tools and what their calls must be, None where none may be called.
 
     Raise InvalidRequest.
@@ -193,14 +204,25 @@ def _wanted_tools(request: ChatRequest) -> Tools | None:
         return None
     required, chosen = _must_call(request), _chosen(request) is not None
     schemas: dict[str, dict[str, Any] | None] = {}
+    promised: dict[str, tuple[str, dict[str, Any]]] = {}
     for number, function in functions:
-        schema = function.parameters if required or function.strict else None
-        if schema is not None:
-            check_schema(schema, f"tools[{number}].function.parameters")
-        schemas[function.name] = schema
+        schemas[function.name] = None
+        if function.parameters is not None and (required or function.strict):
+            place = f"tools[{number}].function.parameters"
+            found = served_schema(function.parameters, place, style)
+            schemas[function.name] = found.schema
+            if found.wider:
+                promised[function.name] = place, function.parameters
     single = isinstance(request.tool_choice, NamedToolChoice)
     parallel = not single and request.parallel_tool_calls is not False
-    return Tools("tool_choice" if required or chosen else "tools", schemas, required, parallel)
+    field = "tool_choice" if required or chosen else "tools"
+    return Tools(field, schemas, required, parallel, promised)
+
+
+def promised_of(wanted: Wanted | None) -> dict[str, bytes]:
+    """Return the schemas that answers must be checked by, with their fields, as JSON."""
+    found = wanted.promised() if wanted is not None else {}
+    return {name: json.dumps(one, ensure_ascii=False).encode() for name, one in found.items()}
 
 
 def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wanted | None) -> None:

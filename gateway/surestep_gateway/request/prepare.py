@@ -29,6 +29,7 @@ from .output_format import (
     constrain,
     ending_ids,
     grammar_field,
+    promised_of,
     wanted_output,
 )
 from .parse import parse, parse_tokenize
@@ -95,6 +96,7 @@ def draft_chat_request(
             prompts=[prompt],
             sampling=_sampling(processor, request, [prompt], info),
             schemas=schemas,
+            promised=promised_of(wanted),
             opening=opening[-_TAIL_CHARS:],
             begun=answered,
             role=answering_role(processor.settings, request),
@@ -122,7 +124,9 @@ def draft_completion(
         pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
         prompts = [completion_prompt(*pair, request, processor.tokenizer, info) for pair in pairs]
         sampling = _sampling(processor, request, prompts, info)
-        prepared = PreparedRequest(body=request, prompts=prompts, sampling=sampling)
+        prepared = PreparedRequest(
+            body=request, prompts=prompts, sampling=sampling, promised=promised_of(wanted)
+        )
         constrain(processor, prepared, wanted)
         return prepared
 

@@ -30,6 +30,7 @@ class PreparedRequest:
     prompts: Sequence[Prompt]
     sampling: SamplingParams  # without seed
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the tools' parameters
+    promised: dict[str, bytes] = field(default_factory=dict)  # schemas that answers are checked by
     opening: str = ""  # end of a chat's prompt, without the part of the answer
     begun: str = ""  # the part of the answer that it ends with
     role: str = ""  # of a chat's answer

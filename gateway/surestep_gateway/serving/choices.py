@@ -100,7 +100,7 @@ class ChatChoices:
             choice["token_ids"] = list(delta.token_ids)
         if self._drafted:
             choice["drafted"] = delta.each_drafted
-        return choice
+        return choice | violations_shown(delta.violations)
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
         lists = GrowingLists()
@@ -127,7 +127,7 @@ class ChatChoices:
             choice["token_ids"] = gathered.token_ids
         if self._drafted:
             choice["drafted"] = gathered.drafted
-        return choice
+        return choice | violations_shown(gathered.violations)
 
     async def extra(self) -> Json:
         """Return the prompt's ids and log-probabilities: all choices share the prompt."""
@@ -185,7 +185,7 @@ class CompletionChoices:
                 choice["prompt_token_ids"] = list(self._generation.prompt_of(sequence).token_ids)
         if self._drafted:
             choice["drafted"] = delta.each_drafted
-        return choice
+        return choice | violations_shown(delta.violations)
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
         """Return those of the echoed prompt."""
@@ -217,7 +217,7 @@ class CompletionChoices:
         if self._generation.body.prompt_logprobs is not None:
             found = sequence.prompt_logprobs or LogprobColumns()
             choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
-        return choice
+        return choice | violations_shown(gathered.violations)
 
     async def extra(self) -> Json:
         """Return nothing: every choice may have its own prompt."""
@@ -250,6 +250,11 @@ class CompletionChoices:
 
     def _prompt_text(self, sequence: OutputSequence) -> str:
         return self._generation.prompt_of(sequence).text or ""
+
+
+def violations_shown(found: list[Json] | None) -> Json:
+    """Return the violations of the client's schema, where an answer was checked."""
+    return {} if found is None else {"schema_violations": found}
 
 
 def envelope(generation: Generation, name: str) -> Json:

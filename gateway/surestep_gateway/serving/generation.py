@@ -18,6 +18,13 @@ from surestep_gateway.context import Gateway
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.output.drafted import wants_drafted
+from surestep_gateway.output.schema_check import (
+    Checks,
+    Promised,
+    SchemaCheck,
+    Violations,
+    Written,
+)
 from surestep_gateway.output.sequence import OutputSequence
 from surestep_gateway.output.usage import TokenUsage
 from surestep_gateway.parsers import OutputParser
@@ -108,6 +115,7 @@ async def _generation(
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
         sampling=prepared.sampling,
+        checks=_checks(gateway, prepared.promised, origin),
         seed=gateway.seeds.getrandbits(64) if body.seed is None else body.seed,
         origin=origin,
         tenant=origin.caller.tenant(body.user or body.safety_identifier),
@@ -139,6 +147,15 @@ async def _generation(
     )
 
 
+def _checks(gateway: Gateway, promised: Promised, origin: Origin) -> Checks | None:
+    """Return the checks of a request; None where its grammar promises no less than its schema."""
+
+    async def ask(promised: Promised, written: Sequence[Written]) -> Violations:
+        return await gateway.text.violations(promised, written, origin.caller.name)
+
+    return Checks(promised, ask) if promised else None
+
+
 def most_open(info: SchedulerInfo, longest: int) -> int:
     """Return how many sequences of one request may be at the schedulers at once.
 
@@ -153,6 +170,7 @@ class _SequenceBuilder:
     body: GenerationBody
     call_id: str
     sampling: SamplingParams  # without seed
+    checks: Checks | None
     seed: int
     origin: Origin
     tenant: Tenant
@@ -171,6 +189,7 @@ class _SequenceBuilder:
             *(index, journal, source, self._assembler(prompt_ids), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
             prompt_only=self.body.max_tokens == 0,
+            check=SchemaCheck(self.checks) if self.checks is not None else None,
         )
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:

@@ -11,6 +11,7 @@ from surestep_gateway.http.errors import anthropic_body
 from surestep_gateway.output.blocks import Block, Blocks, Change, Closed, Kind, Opened
 from surestep_gateway.output.sequence import Delta, OutputSequence
 
+from .choices import violations_shown
 from .event_stream import Pieces, named_event
 from .generation import Generation
 
@@ -30,6 +31,7 @@ class MessageAnswer:
         self._blocks = Blocks()
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
+        self._violations: Json = {}
 
     async def opening(self, sequence: OutputSequence) -> Pieces:
         return [named_event({"type": "message_start", "message": self._shown(content=[])})]
@@ -40,12 +42,13 @@ class MessageAnswer:
         events = [named_event(one) for change in changes for one in self._changed(change)]
         if delta.finish_reason is not None:
             self._stop(delta)
+            self._violations = violations_shown(delta.violations)
         return b"".join(events)
 
     async def end(self) -> bytes:
         ended = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         last = {"type": "message_delta", "delta": ended, "usage": self._usage()}
-        return named_event(last) + named_event({"type": "message_stop"})
+        return named_event(last | self._violations) + named_event({"type": "message_stop"})
 
     async def failure(self, error: Exception) -> bytes:
         return named_event(anthropic_body(error))
@@ -93,7 +96,7 @@ class MessageAnswer:
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage(),
-        }
+        } | self._violations
 
     def _usage(self) -> Json:
         """Return the counts; what the prefix cache had is not among the input tokens."""

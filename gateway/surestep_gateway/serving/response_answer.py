@@ -22,6 +22,7 @@ from surestep_gateway.translate.response_items import item_id
 from surestep_gateway.translate.response_request import PreparedResponse
 from surestep_gateway.translate.response_tools import Called, input_of, shown_call
 
+from .choices import violations_shown
 from .event_stream import COMMENT, Pieces, named_event
 from .generation import Generation
 
@@ -66,6 +67,7 @@ class ResponseAnswer:
         self._error: Json | None = None
         self._stored: bool = prepared.asked["store"]
         self._num_events = 0
+        self._violations: Json = {}
         defaults = gateway.pool.info.defaults
         asked = {name: value for name, value in prepared.asked.items() if value is not None}
         shaping = {"temperature": defaults.temperature, "top_p": defaults.top_p}
@@ -80,6 +82,7 @@ class ResponseAnswer:
         events = [self._event(one) for change in changes for one in self._changed(change)]
         if delta.finish_reason is not None:
             self._status = "incomplete" if delta.finish_reason == "length" else "completed"
+            self._violations = violations_shown(delta.violations)
         return b"".join(events)
 
     async def end(self) -> bytes:
@@ -108,22 +111,26 @@ class ResponseAnswer:
         """Return the response as it is now."""
         reason = "max_output_tokens" if self._status == "incomplete" else None
         generation = self._generation
-        return self._asked | {
-            "id": generation.id,
-            "object": "response",
-            "created_at": generation.created,
-            "completed_at": int(time.time()) if self._status == "completed" else None,
-            "status": self._status,
-            "background": False,
-            "error": self._error,
-            "incomplete_details": {"reason": reason} if reason else None,
-            "model": generation.model,
-            "output": [self._item(block) for block in self._blocks.all],
-            "service_tier": "default",
-            "store": self._stored,
-            "top_logprobs": 0,
-            "usage": None if self._status == "in_progress" else self._usage(),
-        }
+        return (
+            self._asked
+            | self._violations
+            | {
+                "id": generation.id,
+                "object": "response",
+                "created_at": generation.created,
+                "completed_at": int(time.time()) if self._status == "completed" else None,
+                "status": self._status,
+                "background": False,
+                "error": self._error,
+                "incomplete_details": {"reason": reason} if reason else None,
+                "model": generation.model,
+                "output": [self._item(block) for block in self._blocks.all],
+                "service_tier": "default",
+                "store": self._stored,
+                "top_logprobs": 0,
+                "usage": None if self._status == "in_progress" else self._usage(),
+            }
+        )
 
     async def _end(self, kind: str) -> bytes:
         response = orjson.Fragment(await self._settle())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import orjson
+from pydantic_core import from_json
 from surestep_common.errors import MissingParameter
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
@@ -27,6 +29,8 @@ from surestep_gateway.request.prepare import (
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import Body
 from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+from surestep_gateway.translate.frames import unframed
 from surestep_gateway.translate.message_request import draft_count, draft_message
 from surestep_gateway.translate.response_request import (
     PreparedResponse,
@@ -117,8 +121,34 @@ def _load_invoked(parts: Sequence[bytes]) -> Invoked:
 
 INVOCATION: Job[Invoked] = Job(b"invocation", _draft_invocation, _dump_invoked, _load_invoked)
 
+
+def _draft_check(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
+    """Check the texts of an answer, to the JSON of the violations. Raise NeedsProcess.
+
+    The frames are `[[number of the schema, call], ...]` of the texts, the schemas, and the texts.
+    """
+    processor.only_apart(True)
+    from surestep_gateway.grammars.violations import MOST, violations  # a tenth of a second, seldom
+
+    about, *frames = unframed(raw)
+    texts: list[tuple[int, int | None]] = from_json(about)
+    schemas = [from_json(one) for one in frames[: len(frames) - len(texts)]]
+    found: list[dict[str, Any]] = []
+    with processor.checking(schemas[0][0]):
+        for (number, call), text in zip(texts, frames[len(schemas) :], strict=True):
+            told = violations(schemas[number][1], text.decode())
+            found += [{"tool_call": call} | one for one in told]
+            if len(found) >= MOST:
+                break
+    return Draft(Texts([], add_special_tokens=False), lambda _: orjson.dumps(found[:MOST]))
+
+
+CHECK: Job[bytes] = Job(b"check", _draft_check, _dump, _load)
+
 _ALL: tuple[Job[Any], ...] = (
     *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK),
-    *(RESPONSE, CONTINUED, MESSAGE, COUNT, INVOCATION),
+    *(RESPONSE, CONTINUED, MESSAGE, COUNT, INVOCATION, CHECK),
 )
 BY_NAME = {job.name: job for job in _ALL}

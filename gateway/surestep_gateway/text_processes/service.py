@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import orjson
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.output.schema_check import Promised, Violations, Written
 from surestep_gateway.text.process_limits import NeedsProcess
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
+from surestep_gateway.translate.frames import framed
 
-from .jobs import Job
+from .jobs import CHECK, Job
 from .pool import TextPool
 from .work_gate import WorkGate
 
@@ -65,6 +68,18 @@ class TextService:
             except NeedsProcess:
                 pass
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
+
+    async def violations(
+        self, promised: Promised, written: Sequence[Written], caller: str
+    ) -> Violations:
+        """Return where texts violate their schemas. Raise SurestepError."""
+        names = list(promised)
+        about = orjson.dumps([[names.index(one.name), one.call] for one in written])
+        texts = (one.text for one in written)
+        frames: list[bytes | bytearray] = [about, *promised.values(), *texts]
+        answer = await self._pool.ask(CHECK.name, b"", framed(frames), caller)
+        found: Violations = orjson.loads(CHECK.load(answer))
+        return found
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:

@@ -95,18 +95,21 @@ def dump_prepared(prepared: PreparedRequest) -> Parts:
         "begun": prepared.begun,
         "role": prepared.role,
         "texts": [prompt.text for prompt in prepared.prompts],
+        "promised": list(prepared.promised),
     }
     ids = (GenerateRequest(prompt_ids=prompt.token_ids) for prompt in prepared.prompts)
     return [
         orjson.dumps(about),
         json.dumps(prepared.schemas, ensure_ascii=False).encode(),  # integers of any size
         prepared.sampling.SerializeToString(),
+        *prepared.promised.values(),
         *(one.SerializeToString() for one in ids),
     ]
 
 
 def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
-    about, schemas, sampling, *ids = orjson.loads(parts[0]), *parts[1:]
+    about, schemas, sampling, *rest = orjson.loads(parts[0]), *parts[1:]
+    names, ids = about["promised"], rest[len(about["promised"]) :]
     kind = ChatBody if about["kind"] == ChatBody.__name__ else CompletionBody
     return PreparedRequest(
         body=kind.model_validate(about["body"]),
@@ -116,6 +119,7 @@ def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
         ],
         sampling=SamplingParams.FromString(sampling),
         schemas=json.loads(schemas),
+        promised=dict(zip(names, rest, strict=False)),
         opening=about["opening"],
         begun=about["begun"],
         role=about["role"],

@@ -1,11 +1,40 @@
-"""Conversations of other APIs as messages of a chat."""
+"""Conversations of other APIs as messages of a chat, and the fields that a chat has too."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from surestep_common.errors import InvalidRequest
+
+from surestep_gateway.grammars.fields import StructuredBody
+from surestep_gateway.request.protocol import SamplingBody
+from surestep_gateway.request.unsupported import UNSUPPORTED
+
 Json = dict[str, Any]
 INSTRUCTING = ("system", "developer")
+
+# Fields of a chat by the same names: what constrains it is obeyed, what it refuses is refused.
+_SHARED = StructuredBody.model_fields.keys() | UNSUPPORTED
+
+
+def shared_fields(body: SamplingBody, response_format: Json | None, place: str) -> Json:
+    """Return the fields of a body that a chat has too. Raise InvalidRequest.
+
+    `response_format` is what the body has for it at `place`.
+    """
+    extra = body.model_extra or {}
+    given: Json = {
+        name: getattr(body, name)
+        for name in SamplingBody.model_fields.keys() & body.model_fields_set
+    }
+    given |= {name: extra[name] for name in _SHARED & extra.keys()}
+    if response_format is None:
+        return given
+    if given.get("response_format") is not None:
+        raise InvalidRequest(
+            f"'{place}' and 'response_format' both say what the output must be", param=place
+        )
+    return given | {"response_format": response_format}
 
 
 class Conversation:

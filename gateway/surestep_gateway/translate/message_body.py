@@ -150,6 +150,7 @@ class MessagesBody(SamplingBody):
     stream: bool | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older place of its format
     tools: (
         Annotated[
             list[Annotated[MessagesTool, BeforeValidator(_functions_only)]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 import orjson
 from surestep_common.errors import InvalidRequest
@@ -15,11 +14,11 @@ from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields
 from surestep_gateway.request.prepare import Draft, chat_texts, check_model, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
-from surestep_gateway.request.protocol import ChatRequest, SamplingBody
-from surestep_gateway.request.unsupported import UNSUPPORTED, refuse_in_messages
+from surestep_gateway.request.protocol import ChatRequest
+from surestep_gateway.request.unsupported import refuse_in_messages
 from surestep_gateway.text.text_processor import TextProcessor
 
-from .conversation import Conversation, Json
+from .conversation import Conversation, Json, shared_fields
 from .message_body import (
     Block,
     CountTokensRequest,
@@ -66,12 +65,7 @@ def draft_count(
 def _chat(body: MessagesBody) -> ChatRequest:
     """Return the request as one of a chat. Raise InvalidRequest."""
     refuse_in_messages(body)
-    extra = body.model_extra or {}
-    given: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in SamplingBody.model_fields.keys() & body.model_fields_set
-    }
-    given |= {name: extra[name] for name in UNSUPPORTED & extra.keys()}
+    given = shared_fields(body, _format(body), "output_config.format")
     choice, config = body.tool_choice, body.output_config
     goes_on = body.messages[-1].role == "assistant"
     given |= {
@@ -81,7 +75,6 @@ def _chat(body: MessagesBody) -> ChatRequest:
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         "tool_choice": _tool_choice(choice) if choice is not None else None,
         "reasoning_effort": config.effort if config else None,
-        "response_format": _format(body),
         "continue_final_message": True if goes_on else None,
         "chat_template_kwargs": _variables(body),
     }
@@ -191,10 +184,16 @@ def _tool_choice(choice: MessagesToolChoice) -> str | Json:
 
 def _format(body: MessagesBody) -> Json | None:
     asked = body.output_config.format if body.output_config else None
+    if asked is not None and body.output_format is not None:
+        raise InvalidRequest(
+            "'output_format' and 'output_config.format' both say what the output must be",
+            param="output_format",
+        )
+    asked = asked or body.output_format
     if asked is None:
         return None
     schema = {"name": "output", "schema": asked.json_schema, "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": schema | (asked.model_extra or {})}
 
 
 def _variables(body: MessagesBody) -> Json | None:

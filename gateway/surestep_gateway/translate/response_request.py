@@ -6,7 +6,6 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, NotFound, PreviousNotFound
@@ -16,12 +15,12 @@ from surestep_gateway.output.json_text import json_text
 from surestep_gateway.request.parse import parse, parse_fields, renamed
 from surestep_gateway.request.prepare import Draft, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
-from surestep_gateway.request.protocol import ChatRequest, SamplingBody
-from surestep_gateway.request.unsupported import UNSUPPORTED, refuse_in_responses
+from surestep_gateway.request.protocol import ChatRequest
+from surestep_gateway.request.unsupported import refuse_in_responses
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
-from .conversation import Json
+from .conversation import Json, shared_fields
 from .frames import framed, unframed
 from .response_body import ResponseRequest, TextFormat
 from .response_items import (
@@ -173,13 +172,8 @@ def _placed(offer: Offer) -> Iterator[None]:
 
 def _chat(body: ResponseRequest, messages: Sequence[Json], offer: Offer) -> ChatRequest:
     """Return the request as one of a chat. Raise InvalidRequest."""
-    extra = body.model_extra or {}
-    given: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in SamplingBody.model_fields.keys() & body.model_fields_set
-    }
-    # What chats refuse is refused here too.
-    given |= {name: extra[name] for name in UNSUPPORTED & extra.keys()}
+    asked = _format(body.text.format if body.text else None)
+    given = shared_fields(body, asked, "text.format")
     given |= {
         "messages": messages,
         "stream": body.stream,
@@ -187,7 +181,6 @@ def _chat(body: ResponseRequest, messages: Sequence[Json], offer: Offer) -> Chat
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "verbosity": body.text.verbosity if body.text else None,
-        "response_format": _format(body.text.format if body.text else None),
         "tools": offer.chat_tools(),
         "tool_choice": chat_tool_choice(body.tool_choice, offer),
         "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
@@ -199,10 +192,11 @@ def _chat(body: ResponseRequest, messages: Sequence[Json], offer: Offer) -> Chat
 def _format(asked: TextFormat | None) -> Json | None:
     if asked is None:
         return None
+    given = asked.model_dump(by_alias=True, exclude_unset=True)
     if asked.type != "json_schema":
-        return {"type": asked.type}
-    schema = asked.model_dump(by_alias=True, exclude_unset=True, exclude={"type"})
-    return {"type": asked.type, "json_schema": schema}
+        return given
+    del given["type"]
+    return {"type": asked.type, "json_schema": given}
 
 
 def _asked(body: ResponseRequest) -> Json:

@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
-from surestep_common.request_bounds import MAX_CHOICES, MAX_GRAMMAR_BYTES
+from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_CHOICES, MAX_GRAMMAR_BYTES
 from surestep_proto.sampling_pb2 import Grammar
 from surestep_proto.vllm_engine_pb2 import SamplingParams as TheirParams
 
 MAX_REGEX_CHARS = 1 << 16  # each may have to be escaped
 
-_ANY_OBJECT = {"type": "object"}
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_STYLE = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
 # In Lark a regular expression stands between slashes, in one line.
 _UNLIKE_LARK = re.compile(r"\\.|/|\n", re.DOTALL)
 _IN_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
@@ -38,9 +39,9 @@ def grammar_of(params: TheirParams) -> Grammar | None:
     body: dict[str, Any]
     match name:
         case "json_object":
-            body = {"json_schema": _ANY_OBJECT}
+            body = {"json_schema": _ANY_OBJECT | _STYLE}
         case "json_schema":
-            body = {"json_schema": _schema(params.json_schema)}
+            body = {"json_schema": _schema(params.json_schema) | _STYLE}
         case "regex":
             body = {"lark_grammar": f"start: /{_UNLIKE_LARK.sub(_as_lark, params.regex)}/"}
         case "choice":

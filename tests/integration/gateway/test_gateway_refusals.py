@@ -116,7 +116,7 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
     (
-        {"structured_outputs": {"regex": "a", "json": {}, "choice": ["a"]}},
+        {"structured_outputs": {"regex": "a", "json": "", "choice": ["a"]}},
         "structured_outputs.choice",
         "both say what the output must be",
     ),

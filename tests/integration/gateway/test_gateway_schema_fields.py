@@ -51,6 +51,11 @@ add_generation_prompt chat_template chat_template_kwargs continue_final_message 
 include_reasoning max_completion_tokens media_io_kwargs messages mm_processor_kwargs
 parallel_tool_calls reasoning_effort return_prompt_text tool_choice tools top_logprobs
 """)
+# Of other servers, for what an output must be.
+OTHERS = words("""
+ebnf format grammar grammar_lazy grammar_triggers guided_json_object json_schema output_config
+output_format regex text
+""")
 VLLM_COMPLETION = ["prompt", "prompt_embeds", "suffix"]
 VLLM_OLDER = words("""
 best_of early_stopping guided_choice guided_decoding_backend guided_grammar guided_json
@@ -75,12 +80,12 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any], set[str]]] = {
     CHAT: (
         ChatRequest,
         {"messages": USER},
-        {*OPENAI_CHAT, *VLLM_COMMON, *VLLM_CHAT, *VLLM_OLDER},
+        {*OPENAI_CHAT, *VLLM_COMMON, *VLLM_CHAT, *VLLM_OLDER, *OTHERS},
     ),
     COMPLETIONS: (
         CompletionRequest,
         {"prompt": "x"},
-        {*OPENAI_COMPLETION, *VLLM_COMMON, *VLLM_COMPLETION, *VLLM_OLDER},
+        {*OPENAI_COMPLETION, *VLLM_COMMON, *VLLM_COMPLETION, *VLLM_OLDER, *OTHERS},
     ),
     "/v1/embeddings": (
         EmbeddingRequest,
@@ -119,7 +124,12 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "guided_choice": {"guided_choice": ["a"]},
     "guided_grammar": {"guided_grammar": 'start: "a"'},
     "guided_json": {"guided_json": {"type": "object"}},
+    "guided_json_object": {"guided_json_object": True},
     "guided_regex": {"guided_regex": "a"},
+    "json_schema": {"json_schema": {"type": "object"}},
+    "regex": {"regex": "a"},
+    "ebnf": {"ebnf": 'root ::= "a"'},
+    "grammar": {"grammar": 'root ::= "a"'},
     "guided_whitespace_pattern": {"guided_json": {}, "guided_whitespace_pattern": " ?"},
     "response_format": {"response_format": {"type": "json_object"}},
     "structured_outputs": {"structured_outputs": {"regex": "a"}},

@@ -10,8 +10,10 @@ import pytest
 from support.clients.grammar_oracle import CITY, Oracle
 from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
 from surestep_gateway.grammars.calls import Tools
+from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
+from surestep_gateway.grammars.structured import served_schema
 from surestep_gateway.parsers import TOOL_PARSERS
 
 OBJECT = Language("response_format", schema=CITY)
@@ -251,7 +253,9 @@ ONE_OF = {"anyOf": [OPEN, {"type": "object", "properties": {"id": {"type": "inte
 def test_calls_have_no_arguments_but_those_that_are_named(
     plain: Oracle, schema: dict[str, Any], good: str, bad: str
 ) -> None:
-    tools = Tools("tool_choice", {"f": schema}, required=True)
+    found = served_schema(schema, "tools", JsonStyle())
+    assert not found.wider
+    tools = Tools("tool_choice", {"f": found.schema}, required=True)
     source = constraint(Wanted(None, tools), plain.written("", None, "hermes")).source
     assert plain.accepts(source, HERMES.format("f", good))
     assert not plain.accepts(source, HERMES.format("f", bad))

@@ -55,7 +55,36 @@ def test_faults_name_their_place(fields: dict[str, Any], place: str) -> None:
     assert place in error.value.message
 
 
-def test_newer_structural_tags_are_refused_by_name() -> None:
-    asked = {"type": "structural_tag", "format": {"type": "any_text"}}
-    with pytest.raises(UnsupportedParameter, match=r"response_format\.format"):
-        language(response_format=asked)
+TAG = {"begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}
+FORMATS: list[tuple[dict[str, Any], str, type[Exception]]] = [
+    ({}, "", UnsupportedParameter),
+    ({"type": "qwen_xml_parameter", "json_schema": {}}, "", UnsupportedParameter),
+    ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "", UnsupportedParameter),
+    ({"type": "json_schema", "json_schema": 5}, ".json_schema", InvalidRequest),
+    ({"type": "json_schema", "json_schema": NESTED}, ".json_schema.properties.a.anyOf[1]", InvalidRequest),
+    ({"type": "any_text", "excludes": ["a"]}, ".excludes", UnsupportedParameter),
+    ({"type": "regex", "pattern": 5}, ".pattern", InvalidRequest),
+    ({"type": "regex", "pattern": "("}, "", InvalidRequest),
+    ({"type": "grammar", "grammar": "start: ("}, "", InvalidRequest),
+    ({"type": "const_string"}, ".value", InvalidRequest),
+    ({"type": "tag"} | TAG | {"end": [5]}, ".end", InvalidRequest),
+    ({"type": "sequence", "elements": []}, ".elements", InvalidRequest),
+    ({"type": "sequence", "elements": [5]}, ".elements[0]", InvalidRequest),
+    ({"type": "sequence", "elements": [{"type": "any_text"}, TAG | {"type": "tag"}]}, ".elements[0]", UnsupportedParameter),
+    ({"type": "sequence", "elements": [TRIGGERED, TAG | {"type": "tag"}]}, ".elements[0]", UnsupportedParameter),
+    (TRIGGERED | {"triggers": ["x"]}, ".tags[0].begin", InvalidRequest),
+    (TRIGGERED | {"tags": [TAG] * 5000}, ".tags[4095].content", InvalidRequest),
+    ({"type": "plus", "content": {"type": "star"}}, ".content.content", UnsupportedParameter),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "place", "kind"), FORMATS, ids=range(len(FORMATS)))
+def test_faults_of_structural_tags(
+    asked: dict[str, Any], place: str, kind: type[Exception]
+) -> None:
+    tags = {"type": "structural_tag", "format": asked}
+    with pytest.raises(kind) as error:
+        constraint(Wanted(language(response_format=tags)), PLAIN)
+    assert isinstance(error.value, InvalidRequest)
+    assert error.value.param == f"response_format.format{place}"

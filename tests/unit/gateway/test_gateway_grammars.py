@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from support.clients.grammar_oracle import CITY, Oracle
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
-from surestep_gateway.grammars.config import JsonStyle
+from surestep_gateway.grammars.closing import closed
+from surestep_gateway.grammars.config import JsonStyle, StructuredOutputsConfig
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
 
 HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>")
+OPEN = "disable_additional_properties"
 OBJECT = Language("response_format", schema=CITY)
 
 
@@ -36,6 +39,14 @@ def language(style: JsonStyle = JsonStyle(), **fields: Any) -> Language:  # noqa
     return found
 
 
+def of(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that does not say whether it may have more properties."""
+    return {"type": "object", "properties": properties}
+
+
+NUMBER = {"type": "integer"}
+PARTS = {"A": of(a=NUMBER), "B": of(b={"$ref": "#/$defs/A"})}
+EITHER = [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]
 ASKED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "json_object": (
         {"response_format": {"type": "json_object"}},
@@ -77,15 +88,64 @@ ASKED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{ "city": "x" }'],
         ['{  "city": "x"}'],
     ),
-    "no more properties": (
+    "white space ends": (
+        {"structured_outputs": {"json": CITY}},
+        ['{"city":%s"x"}' % (" \t\n\r" * 8)],
+        ['{"city":%s"x"}' % (" " * 33)],
+    ),
+    "closed": (
+        {"guided_json": of(a=of(enum=of(properties=NUMBER)))},
+        ['{"a": {"enum": {"properties": 1}}}', "{}"],
+        ['{"b": 1}', '{"a": {"b": 1}}', '{"a": {"enum": {"additionalProperties": false}}}'],
+    ),
+    "closed, required and not described": (
+        {"guided_json": of(a=NUMBER) | {"required": ["b"]}},
+        ['{"a": 1, "b": "x"}', '{"b": 1}'],
+        ['{"a": 1}', '{"b": 1, "c": 1}'],
+    ),
+    "closed, one of two": (
+        {"guided_json": {"$defs": PARTS, "anyOf": EITHER}},
+        ['{"a": 1}', '{"b": {"a": 1}}'],
+        ['{"a": 1, "b": {}}', '{"b": {"b": 1}}', '{"c": 1}'],
+    ),
+    "closed, both of two": (
+        {"guided_json": {"$defs": PARTS, "allOf": EITHER}},
+        ['{"a": 1, "b": {"a": 1}}', "{}"],
+        ['{"c": 1}', '{"b": {"b": 1}}', '{"a": "x"}'],
+    ),
+    "closed, with parts": (
+        {"guided_json": of(a=NUMBER) | {"anyOf": [of(b=NUMBER), {"required": ["a"]}]}},
+        ['{"a": 1, "b": 2}', '{"b": 2}'],
+        ['{"c": 1}', '{"b": "x"}'],
+    ),
+    "closed, of itself": (
         {
-            "structured_outputs": {
-                "json": {"type": "object", "properties": {"a": {"type": "integer"}}},
-                "disable_additional_properties": True,
+            "guided_json": {
+                "$defs": {"N": of(n={"$ref": "#/$defs/N"})},
+                "allOf": [{"$ref": "#/$defs/N"}],
             }
         },
+        ['{"n": {"n": {}}}'],
+        ['{"n": {"m": {}}}'],
+    ),
+    "open where it says so": (
+        {"guided_json": of(a=NUMBER) | {"additionalProperties": NUMBER}},
+        ['{"a": 1, "b": 2}'],
+        ['{"b": "x"}'],
+    ),
+    "open without names": ({"guided_json": {"type": "object"}}, ['{"a": {"b": 1}}'], ["[]"]),
+    "open to have enough": (
+        {"guided_json": of() | {"minProperties": 1}},
         ['{"a": 1}'],
-        ['{"b": 1}'],
+        ["{}"],
+    ),
+    "the letter of JSON Schema": (
+        {
+            "guided_json": of(a=NUMBER),
+            "structured_outputs": {"disable_additional_properties": False},
+        },
+        ['{"a": 1, "b": 2}', '{"b": "x"}'],
+        ['{"a": "x"}'],
     ),
 }
 
@@ -96,6 +156,117 @@ def test_languages_of_fields(plain: Oracle, name: str) -> None:
     source = constraint(Wanted(language(**fields)), plain.written("")).source
     assert [text for text in inside if not plain.accepts(source, text)] == []
     assert [text for text in outside if plain.accepts(source, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_closed"), [({}, True), ({OPEN: True}, True), ({OPEN: False}, False)]
+)
+def test_the_server_says_which_objects_are_closed(
+    plain: Oracle, settings: Any, is_closed: bool
+) -> None:
+    style = StructuredOutputsConfig.model_validate(settings).style()
+    for asked, expected in ((None, is_closed), (True, True), (False, False)):
+        found = language(style, structured_outputs={"json": of(a=NUMBER), OPEN: asked})
+        source = constraint(Wanted(found), plain.written("")).source
+        assert plain.accepts(source, '{"b": 1}') == (not expected)
+
+
+PARTED = {"$defs": {f"D{n}": of(**{f"k{n}": NUMBER}) for n in range(400)}} | of(
+    **{f"p{n}": {"allOf": [{"$ref": f"#/$defs/D{m}"} for m in range(400)]} for n in range(40)}
+)
+
+
+@pytest.mark.parametrize(
+    "schema", [PARTED, {"allOf": 5}, {"properties": [], "required": 5}], ids=range(3)
+)
+def test_closing_any_schema_takes_little(schema: Any) -> None:
+    before = time.process_time()
+    shown = closed(schema)
+    assert time.process_time() - before < 1
+    assert len(json.dumps(shown)) < 2 * len(json.dumps(schema)) + 1_000_000
+
+
+def tag(content: Any, begin: str = "<f>", end: Any = "</f>") -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def const(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+ANY, DIGIT = {"type": "any_text"}, {"type": "regex", "pattern": "[0-9]/"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag(DIGIT), tag(ANY, "<fg>")]}
+SEPARATED = {"type": "tags_with_separator", "separator": ", ", "tags": [tag(DIGIT)]}
+TAGS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "const_string": (const('a"'), ['a"'], ["", "a"]),
+    "any_text": (ANY, ["", "<f>"], []),
+    "json_schema": ({"type": "json_schema", "json_schema": CITY}, ['{"city": "x"}'], ["{}"]),
+    "any json": ({"type": "json_schema", "json_schema": True}, ["[1]"], ["x"]),
+    "regex": (DIGIT, ["1/"], ["1", "a/"]),
+    "grammar": ({"type": "grammar", "grammar": 'root ::= "a" [0-9]'}, ["a1"], ["a"]),
+    "sequence": (
+        {"type": "sequence", "elements": [const("a"), DIGIT, ANY]},
+        ["a1/", "a1/b"],
+        ["a"],
+    ),
+    "or": ({"type": "or", "elements": [const("a"), tag(ANY)]}, ["a", "<f>b</f>"], ["b", "<f>"]),
+    "tag": (tag(ANY), ["<f></f>", "<f>a<f></f>"], ["<f>a", "<f>a</f>b</f>"]),
+    "ends": (tag(DIGIT, end=["!", "?"]), ["<f>1/!", "<f>1/?"], ["<f>1/"]),
+    "no end": (tag(DIGIT, end=""), ["<f>1/"], ["<f>1/</f>"]),
+    "inner": (tag(tag(ANY, "(", ")")), ["<f>(a)</f>"], ["<f>(a</f>", "<f>(a)b</f>"]),
+    "triggered_tags": (TRIGGERED, ["", "a<f>1/</f>b<fg>x</f>", "<"], ["<f>a</f>", "a<f"]),
+    "at_least_one": (
+        TRIGGERED | {"at_least_one": True},
+        ["<f>1/</f>", "<fg></f>a<f>1/</f>b"],
+        ["", "a<f>1/</f>"],
+    ),
+    "stop_after_first": (
+        TRIGGERED | {"stop_after_first": True},
+        ["a", "a<f>1/</f>"],
+        ["<f>1/</f>b", "<f>1/</f><f>1/</f>"],
+    ),
+    "exactly one": (
+        TRIGGERED | {"stop_after_first": True, "at_least_one": True},
+        ["<f>1/</f>"],
+        ["", "a", "<f>1/</f><f>1/</f>"],
+    ),
+    "tags_with_separator": (
+        SEPARATED,
+        ["", "<f>1/</f>", "<f>1/</f>, <f>2/</f>"],
+        ["<f>1/</f>, ", "a", "<f>1/</f><f>2/</f>"],
+    ),
+    "some": (SEPARATED | {"at_least_one": True}, ["<f>1/</f>"], [""]),
+    "one": (
+        SEPARATED | {"stop_after_first": True},
+        ["", "<f>1/</f>"],
+        ["<f>1/</f>, <f>2/</f>"],
+    ),
+    "optional": ({"type": "optional", "content": const("a")}, ["", "a"], ["aa"]),
+    "star": ({"type": "star", "content": const("a")}, ["", "aaa"], ["b"]),
+    "plus": ({"type": "plus", "content": const("a")}, ["a", "aaa"], [""]),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_structural_tags(plain: Oracle, name: str) -> None:
+    asked, inside, outside = TAGS[name]
+    found = language(response_format={"type": "structural_tag", "format": asked})
+    source = constraint(Wanted(found), plain.written("")).source
+    assert [text for text in inside if not plain.accepts(source, text)] == []
+    assert [text for text in outside if plain.accepts(source, text)] == []
+
+
+def test_free_text_ends_at_a_marker_that_is_a_token(oracle: Oracle) -> None:
+    think = tag(ANY, "<think>", "\n</think>\n\n")
+    asked = {"type": "sequence", "elements": [think, const("a")]}
+    kind = {"response_format": {"type": "structural_tag", "format": asked}}
+    found = content_language(
+        StructuredBody.model_validate(kind), JsonStyle(), oracle.tokenizer.is_marker
+    )
+    assert found is not None
+    source = constraint(Wanted(found), oracle.written("")).source
+    assert oracle.accepts(source, "<think>so\n\nso\n</think>\n\na")
+    assert not oracle.accepts(source, "<think>so\n</think>\n\nb")
 
 
 @pytest.mark.parametrize("trigger", ["<tool_call>", '<tool_call>{"name"'])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.checkpoints.published import PUBLISHED, published_tokenizer
+from surestep_gateway.grammars.asked import content_language
+from surestep_gateway.grammars.config import JsonStyle
+from surestep_gateway.grammars.fields import StructuredBody
+from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
 from surestep_gateway.output.detokenize import Detokenizer
 from surestep_gateway.request.bad_words import bad_words
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_worker.grammar.matcher import tokenizer_of
+from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 
@@ -85,3 +90,14 @@ def test_forced_text_is_spelled_in_tokens_of_text(pair: Pair) -> None:
             assert matcher.is_accepting()
             assert pair.lark.decode_str(forced) == spelled
             assert not any(map(pair.lark.is_special_token, forced))
+
+
+def test_schemas_as_libraries_print_them_compile(pair: Pair) -> None:
+    corpus = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_text())
+    written = Format(None, None, None, pair.ours.is_marker)
+    for one in corpus["schemas"]:
+        body = StructuredBody.model_validate({"guided_json": one["schema"]})
+        asked = content_language(body, JsonStyle(), pair.ours.is_marker)
+        began = time.process_time()
+        matcher_of(pair.lark, constraint(Wanted(asked), written).source)
+        assert time.process_time() - began < 1, one["name"]

@@ -20,7 +20,11 @@ from tokenizers import Tokenizer
 EOS = 2
 ALLOWED: dict[str, tuple[Any, list[str], list[str]]] = {
     "json_schema": ('{"type": "integer"}', ["17", "-3"], ['"a"', "1.5"]),
-    "json_object": (True, ["{}", '{"a": [1]}'], ["[]", "1"]),
+    "json_object": (
+        True,
+        ["{}", '{"a": [1]}', "{%s}" % (" " * 32)],
+        ["[]", "1", "{%s}" % (" " * 33)],
+    ),
     "regex": ("a/b|\\\\/", ["a/b", "\\/"], ["a", "/"]),
     "grammar": ('start: "a" | "b"+', ["a", "bb"], ["ab"]),
     "choice": (ChoiceConstraint(choices=["a", 'b"\n']), ["a", 'b"\n'], ["b", "c"]),
