@@ -149,11 +149,11 @@ class GatewayMetrics:
         self.event_loop = EventLoopMetrics(self.registry)
         for cause in ("death", "grammar", "memory", "timeout"):
             self.text_process_ends.labels(cause)
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "repetition", "abort", "error"):
             self._success.labels(model_name, ENGINE, reason)
 
     def count_end(self, reason: str) -> None:
-        """Count the end of one sequence; `reason` is stop, length, abort or error."""
+        """Count the end of one sequence; `reason` is as in `SequenceEnd`."""
         self._success.labels(self._model_name, ENGINE, reason).inc()
 
     def render(self, schedulers: Sequence[SchedulerReading]) -> bytes:
@@ -219,7 +219,7 @@ class EventLoopMetrics:
 
 
 class SequenceEnd(NamedTuple):
-    reason: str  # stop, length, abort or error
+    reason: str  # stop, length, repetition, abort or error
     prompt_tokens: int
     cached_tokens: int  # of the prompt
     tokens: int  # that came

@@ -14,6 +14,8 @@ from surestep_gateway.parsers import Event, OutputParser, coalesce
 from surestep_gateway.parsers.stop_strings import MarkerScanner
 from surestep_gateway.text.tokenizer import Tokenizer
 
+from .repetition import RepetitionDetector
+
 _MAX_BEGUN = 3  # bytes, and so tokens, of a character that is not whole
 
 
@@ -101,6 +103,7 @@ class Piece(NamedTuple):
     events: Sequence[Event]
     token_ids: Sequence[int]  # shorter than the run when a stop string ended the output
     stop: str | None  # the stop string that ended the output
+    repeats: bool = False  # it was ended because it repeats itself
 
 
 class TextAssembler:
@@ -120,9 +123,11 @@ class TextAssembler:
         min_tokens: int,
         include_stop: bool,
         structure: Mapping[int, str] | None = None,
+        repetition: RepetitionDetector | None = None,
     ) -> None:
         """`structure` has the parser's by their ids."""
         self._structure = structure or {}
+        self._repetition = repetition
         self._detokenizer = detokenizer
         self._scanner = scanner
         self._parser = parser
@@ -153,6 +158,9 @@ class TextAssembler:
             stop = self._push_one(token_id, events, hidden=hidden)
             if stop is not None:
                 return Piece(coalesce(events), token_ids[:count], stop)
+            if self._repetition is not None and self._repetition.push(token_id) and not stop_token:
+                stop = self._push_end(events)
+                return Piece(coalesce(events), token_ids[:count], stop, repeats=stop is None)
         stop = self._push_end(events) if ended else None
         return Piece(coalesce(events), token_ids, stop)
 

@@ -18,6 +18,7 @@ from surestep_gateway.schedulers.journal import Journal, ResumableStream
 from .detokenize import TextAssembler
 from .drafted import Run, runs
 from .logprobs import Position, positions
+from .repetition import STOP_REASON
 from .schema_check import SchemaCheck, Violations
 from .usage import TokenUsage
 
@@ -29,7 +30,7 @@ class Delta(NamedTuple):
     token_ids: Sequence[int]
     logprobs: list[Position] | None  # parallel to token_ids
     finish_reason: str | None  # set in the last delta
-    stop_reason: str | int | None  # the stop string, or the stop token the client asked for
+    stop_reason: str | int | None  # the stop string, the stop token the client asked for, or why
     drafted: bool | None = None  # all of the tokens were, or none; None: not requested
     violations: Violations | None = None  # in the last delta, where answers are checked
 
@@ -159,6 +160,8 @@ class OutputSequence:
         stop_reason: str | int | None = piece.stop
         if piece.stop is not None:
             self.finish_reason = "stop"
+        elif piece.repeats:
+            self.finish_reason, stop_reason = "repetition", STOP_REASON
         elif reason == STOP:
             self.finish_reason = "stop"
             last = self.journal.emitted_ids[-1]

@@ -11,7 +11,7 @@ checked, because every problem that is found is an object, and a body can have m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, LiteralString
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from surestep_common.request_bounds import (
@@ -102,6 +103,24 @@ class Speculative(RequestOptions):
     return_drafted: bool | None = None  # mark in the choices which tokens were drafts
 
 
+class RepetitionDetection(RequestOptions):
+    """When an output ends because it repeats itself; vLLM's field. No `max_pattern_size`: never."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: Annotated[Whole, Field(ge=0, le=1024)] = 0  # tokens
+    min_pattern_size: Annotated[Whole, Field(ge=0, le=1024)] = 0
+    min_count: Annotated[Whole, Field(ge=0, le=UINT31)] = 0
+
+    @model_validator(mode="after")
+    def _patterns_can_repeat(self) -> Self:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValueError("min_pattern_size must not exceed max_pattern_size")
+        if self.max_pattern_size and self.min_count < 2:
+            raise ValueError("min_count must be 2 at least")
+        return self
+
+
 class Truncation(Body):
     """Truncation of a prompt that is too long."""
 
@@ -175,6 +194,7 @@ class GenerationBody(SamplingBody, Truncation, StructuredBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    repetition_detection: RepetitionDetection | None = None
 
 
 Name = Annotated[str, Field(min_length=1)]

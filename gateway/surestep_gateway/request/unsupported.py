@@ -55,7 +55,6 @@ UNSUPPORTED = _OF_PROMPTS | {
     "moderation",
     "output_config",
     "output_format",
-    "repetition_detection",
     "return_prompt_text",
     "routed_experts_prompt_start",
     "text",

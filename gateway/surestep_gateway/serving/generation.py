@@ -18,6 +18,7 @@ from surestep_gateway.context import Gateway
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.output.drafted import wants_drafted
+from surestep_gateway.output.repetition import RepetitionDetector
 from surestep_gateway.output.schema_check import (
     Checks,
     Promised,
@@ -222,7 +223,15 @@ class _SequenceBuilder:
             min_tokens=self.sampling.min_tokens,
             include_stop=include_stop,
             structure={id_: mark for mark in parser.structure if (id_ := id_of(mark)) is not None},
+            repetition=self._repetition(),
         )
+
+    def _repetition(self) -> RepetitionDetector | None:
+        asked = self.body.repetition_detection
+        if asked is None or not asked.max_pattern_size:
+            return None
+        sizes = asked.min_pattern_size, asked.max_pattern_size
+        return RepetitionDetector(*(*sizes, asked.min_count), min_tokens=self.sampling.min_tokens)
 
 
 def detokenizer(

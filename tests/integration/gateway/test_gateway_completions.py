@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.fakes.scheduler import emulated
+from support.fakes.scheduler import emulated, replay
 from support.processes.gateway_stack import Stack
 from surestep_gateway.text.tokenizer import Tokenizer
 
@@ -115,3 +115,31 @@ async def _special(request: Any) -> Any:
     yield start()
     yield tokens([1])
     yield tokens([3], finish=LENGTH)
+
+
+async def test_an_output_that_repeats_itself_ends(stack: Stack, tokenizer: Tokenizer) -> None:
+    ids = [40, 41, 42, 41, 42, 41, 42, 41, 42, 43]
+    stack.scheduler.script = replay(ids, chunk=4)
+    asked = {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}
+    (choice,) = (await stack.complete(repetition_detection=asked)).json()["choices"]
+    assert choice["text"] == tokenizer.decode(ids[:7], skip_special_tokens=True)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    for never in ({"max_pattern_size": 0}, None):
+        (choice,) = (await stack.complete(repetition_detection=never)).json()["choices"]
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
+        {"max_pattern_size": 2, "min_count": 1},
+        {"max_pattern_size": 100_000, "min_count": 2},
+        {"max_patern_size": 2},
+    ],
+    ids=str,
+)
+async def test_repetitions_that_cannot_be(stack: Stack, asked: dict[str, int]) -> None:
+    refused = await stack.complete(repetition_detection=asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith("repetition_detection")

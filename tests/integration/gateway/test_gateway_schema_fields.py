@@ -137,6 +137,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "structural_tag": '{"structures": [{"begin": "<a>"}], "triggers": ["<a>"]}',
     },
     "bad_words": {"bad_words": ["x"]},
+    "repetition_detection": {"repetition_detection": {"max_pattern_size": 2, "min_count": 9}},
     "chat_template_kwargs": {"chat_template_kwargs": {"x": 1}},
     "dimensions": {"dimensions": 8},
     "documents": {"documents": [{"title": "x", "text": "y"}]},
