@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from .base import Parser, PlainText, ReasoningParser, StructuredParser, is_structured
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+from .drafts import DraftedCalls
+from .events import Content, Event, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
+from .tools import MarkedToolParser
 
 
 class OutputParser:
@@ -14,11 +16,17 @@ class OutputParser:
         reasoning: ReasoningParser | None = None,
         tools: Parser | None = None,
         *,
+        calls_in_reasoning: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """Calls after the first `max_calls` are left out."""
+        """With `calls_in_reasoning`, an output may end with calls before its reasoning does. Calls
+        after the first `max_calls` are left out.
+        """
         self._reasoning = reasoning or PlainText()
         self._tools = tools
+        self._drafts: DraftedCalls | None = None
+        if calls_in_reasoning and isinstance(tools, MarkedToolParser):
+            self._drafts = DraftedCalls(tools)
         self._max_calls = max_calls
         self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
         self._structured: StructuredParser | None = reasoning if is_structured(reasoning) else None
@@ -48,6 +56,9 @@ class OutputParser:
     def finish(self) -> list[Event]:
         """Return the events that the end of the output decides."""
         events = self._with_calls(self._reasoning.finish())
+        if self._drafts is not None:
+            text, calls = self._drafts.finish()
+            events += [Reasoning(text), *self._allowed(calls)]
         return events if self._tools is None else events + self._allowed(self._tools.finish())
 
     def _with_calls(self, events: list[Event]) -> list[Event]:
@@ -55,7 +66,14 @@ class OutputParser:
             return events if self._structured is None else self._allowed(events)
         found: list[Event] = []
         for event in events:
-            found += self._tools.push(event.text) if isinstance(event, Content) else [event]
+            if isinstance(event, Content):
+                if self._drafts is not None and event.text.strip():
+                    found.append(Reasoning(self._drafts.release()))
+                found += self._tools.push(event.text)
+            elif self._drafts is not None and isinstance(event, Reasoning):
+                found.append(Reasoning(self._drafts.push(event.text)))
+            else:
+                found.append(event)
         return self._allowed(found)
 
     def _allowed(self, events: list[Event]) -> list[Event]:

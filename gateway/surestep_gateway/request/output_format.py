@@ -55,6 +55,8 @@ class ChatOutput:
             new = REASONING_PARSERS.get(settings.reasoning_parser)
             self.reasoning = new(prepared.opening, self._schemas)
             self.reasoning.push(prepared.begun.rstrip())
+        # A grammar has nothing of the reasoning, and so not of calls in it.
+        self._calls_in_reasoning = not prepared.sampling.HasField("grammar")
         self._max_calls = 1 if prepared.body.parallel_tool_calls is False else None
 
     def parser(self) -> OutputParser:
@@ -62,6 +64,7 @@ class ChatOutput:
         return OutputParser(
             copy.deepcopy(self.reasoning),
             TOOL_PARSERS.get(self._tools)(self._schemas) if self._tools else None,
+            calls_in_reasoning=self._calls_in_reasoning,
             max_calls=self._max_calls,
         )
 

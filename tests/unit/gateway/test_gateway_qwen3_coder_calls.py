@@ -99,7 +99,8 @@ def test_a_function_that_is_never_closed() -> None:
         "<tool_call>\n<function=>\n</function>\n</tool_call>",
         "<tool_call>\n<function=two\nlines>\n</function>\n</tool_call>",
         '<tool_call>{"name": "weather", "arguments": {}}</tool_call>',
-        "<function=weather></function>",
+        "<function=other></function>",
+        "`<function=weather>` calls it.",
     ],
 )
 def test_what_is_no_call_stays_content(text: str) -> None:
