@@ -42,7 +42,7 @@ class BareJsonToolParser(JsonToolParser):
     def _grammar(self) -> Steps[None]:
         trail = _TRAILS.get(self._call_text[0], "")
         char, listed = yield from self._lead(self._call_text[0])
-        if self._marked and char != "{":
+        if self._marked and char != "{" and not listed:
             yield from self._call_by_name(char)
             return
         while True:
@@ -67,9 +67,11 @@ class BareJsonToolParser(JsonToolParser):
 
         `begun` is the text that began it.
         """
-        char = begun if begun == "{" else (yield from nonspace())
+        char = begun if begun == "{" else (yield)
         listed = begun == "["
         self._marked = listed and char == "T" and _CALLS in self.markers
+        if char.isspace():
+            char = yield from nonspace()
         if self._marked:
             listed = False
             yield from literal(_CALLS[1:], begin=char)
@@ -89,6 +91,7 @@ class BareJsonToolParser(JsonToolParser):
 
     def _call_by_name(self, char: str) -> Steps[None]:
         name, marker = yield from printable_to(_ID, _ARGUMENTS, "{", begin=char)
+        require(not any(map(str.isspace, name)))
         if marker == _ID:
             _, marker = yield from printable_to(_ARGUMENTS, "{")
         if marker == _ARGUMENTS:

@@ -22,8 +22,8 @@ from .steps import (
 )
 from .tools import CLOSE, OPEN, MarkedToolParser
 
-_ARGUMENTS = ("arguments", "parameters")
-_ASIDE = ("id", "type", "index", "call_id", "tool_call_id")  # say nothing that is needed
+ARGUMENTS = ("arguments", "parameters")
+ASIDE = ("id", "type", "index", "call_id", "tool_call_id")  # say nothing that is needed
 
 
 _LAYOUT = "}], \t\r\n"  # between the arguments and what comes next
@@ -61,7 +61,7 @@ class JsonToolParser(MarkedToolParser):
                 if held is not None:
                     self._announce(name)
                     self._argue("".join(held))
-            elif key in _ARGUMENTS and not self._announced and held is None:
+            elif key in ARGUMENTS and not self._announced and held is None:
                 rest, held = yield from self._arguments(char, name)
                 if rest:
                     return rest
@@ -70,7 +70,7 @@ class JsonToolParser(MarkedToolParser):
                 rest = yield from self._object(nested=True)
                 if rest:
                     return rest
-            elif key in _ASIDE:
+            elif key in ASIDE:
                 yield from _scalar(char)
             else:
                 raise OtherObject

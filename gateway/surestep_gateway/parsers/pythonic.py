@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from .bare_json import BareJsonToolParser
@@ -26,6 +27,7 @@ _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
     **{char: char for char in "\\'\"/"},
 }
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_NO_KEYWORD = frozenset(" '\"=,()[]{}")
 _BEHIND_VALUE = ",:)]} \t\r\n"
 
 
@@ -48,10 +50,10 @@ class PythonicToolParser(BareJsonToolParser):
         if char == "{":
             yield from super()._element(char)
             return
-        name = yield from _word_to("(", char)
+        name = yield from _word_to("(", char, _is_name)
         require(name in self._schemas)
         char = yield from nonspace()
-        key = "" if char == ")" else (yield from _word_to("=", char))
+        key = yield from _keyword(char)
         self._announce(name)
         before = "{"
         while key:
@@ -61,16 +63,30 @@ class PythonicToolParser(BareJsonToolParser):
             require(char in ",)")
             if char == ",":
                 char = yield from nonspace()
-            key = "" if char == ")" else (yield from _word_to("=", char))
+            key = yield from _keyword(char)
         self._argue("{}" if before == "{" else "}")
 
 
-def _word_to(end: str, char: str) -> Steps[str]:
-    """Return a name that begins with `char`, from before `end`."""
+def is_keyword(text: str) -> bool:
+    """Return whether a text is read as the name of a parameter, which may be no Python name."""
+    return text.isprintable() and _NO_KEYWORD.isdisjoint(text) and 0 < len(text) < MAX_NAME
+
+
+def _keyword(char: str) -> Steps[str]:
+    """Return the name of a parameter that begins with `char`; empty at the closing bracket."""
+    return "" if char == ")" else (yield from _word_to("=", char, is_keyword))
+
+
+def _is_name(char: str) -> bool:
+    return char.isalnum() or char in "_.-"
+
+
+def _word_to(end: str, char: str, fits: Callable[[str], bool]) -> Steps[str]:
+    """Return a name that begins with `char`, from before `end`. Its characters have to fit."""
     name = ""
     while char != end:
-        require((char.isalnum() or char in "_.-") and len(name) < MAX_NAME)
         name += char
+        require(fits(char) and len(name) < MAX_NAME)
         char = yield
         if char.isspace():
             char = yield from nonspace()

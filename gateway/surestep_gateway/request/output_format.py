@@ -220,7 +220,7 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         settings.reasoning_parser if chat else None,
         settings.tool_call_parser,
         parser,
-        tokenizer.is_marker,
+        tokenizer.in_grammars,
     )
     with processor.checking(wanted.field):
         found = constraint(wanted, written)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clients.parser_cases import calls_of, output_parser, parse, partitions
-from surestep_gateway.parsers import Content, Event, Reasoning, ToolArguments, content_of
+from surestep_gateway.parsers import Event, Reasoning, content_of
 
 DATA = json.loads((Path(__file__).parents[2] / "data" / "tool_outputs.json").read_text())
 ROWS: list[dict[str, Any]] = DATA["rows"]
