@@ -70,9 +70,41 @@ LLAMA = [
         '<|python_tag|>{"name": "book", "parameters": {}}',
     ),
 ]
+MISTRAL = [
+    *("</think>", "so", "[TOOL", '_CALLS]weather[ARGS]{"city": "', '}"}[TOOL_CALLS]', " [{"),
+    *('"name": "book", "arguments": {}}', ", {", '"id": 1}]', "[TO", "DO]"),
+]
+XLAM = [
+    *(
+        "</think>",
+        "a ```",
+        "json\n[{",
+        '"arguments": "{\\"ci',
+        'ty\\": 1}"',
+        ', "type": "function"',
+    ),
+    *(', "name": "weather"}', ",\n{", '"name": "book", "arguments": {}}', "]\n``", "`", "b"),
+]
+PYTHON = [
+    *(
+        "</think>",
+        "\n[weat",
+        'her(city="a\\',
+        "u00e9'",
+        '", days',
+        "=-1",
+        "_0)",
+        ", book(",
+        "guests=(",
+    ),
+    *("1, {'a'", ": True})", ")] [x", '{"na', 'me": "book", "parameters": {}}'),
+]
 OUTPUTS = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
+    "mistral": MISTRAL,
+    "xlam": XLAM,
+    "pythonic": PYTHON,
     "qwen3_coder": CODER,
     "glm45": GLM,
     "deepseek_v3": V3,
@@ -147,10 +179,14 @@ FRAGMENTS = st.sampled_from(
     ]
 )
 TEXTS = st.lists(FRAGMENTS, max_size=30)
+BARE = ("[", "]", ", ", "```", "json", '{"name": "weather", "arguments": {', "}}", '{"a": {')
 MARKUP = dict.fromkeys(("hermes", "qwen3_coder"), TEXTS) | {
     tools: st.lists(st.one_of(FRAGMENTS, st.sampled_from(markup)), max_size=30)
     for tools, markup in {
         "llama3_json": ("<|python_tag|>", '{"name": "weather", "parameters": {', "}}", ";"),
+        "mistral": (*BARE, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "weather", '{"a": "'),
+        "xlam": (*BARE, '"arguments": "{', '\\"a\\": 1}"', '"name": "weather"'),
+        "pythonic": (*BARE, "weather(", "city=", "'a", "'", '"""', "(1, [", "-2", "book()", "\\x4"),
         "glm45": ("<arg_key>city", "<arg_key>days", "</arg_key>", "<arg_value>", "</arg_value>"),
         "deepseek_v3": (*SECTION, *ONE, "weather\n", "```json", "```", "function"),
         "deepseek_v31": (*SECTION, *ONE, "weather", '{"city": "'),

@@ -6,6 +6,7 @@ Rows without one are neighbours of others. A row of tests/data/tool_outputs.json
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,3 +43,53 @@ def test_an_output_is_read_as_it_was_meant(row: dict[str, Any]) -> None:
         cuts = random.sample(range(len(text)), random.randint(1, min(8, len(text))))
         pieces = ["".join(map(chr, part)) for part in partitions(list(map(ord, text)), cuts)]
         assert read(row, pieces) == events
+
+
+UNITS = [
+    "<",
+    "[",
+    "{",
+    "`",
+    "[weather(a=",
+    '{"name": ',
+    '{"a": [',
+    "<tool_call>",
+    "<function=weather>",
+]
+UNITS += ["<tool_call>\n<function=weather>\n<parameter=city>\n</function>\n", "\n<parameter=city"]
+UNITS += [
+    "<tool_call>weather<arg_key>city</arg_key>",
+    "</tool_call> ",
+    '[TOOL_CALLS]weather{"a": "',
+]
+UNITS += ['<minimax:tool_call><invoke name="weather"><parameter name="city">', "<invoke name='"]
+UNITS += [
+    "<｜DSML｜invoke ",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{",
+    " ",
+    "\\",
+    "'",
+]
+SIZE = 10_000  # characters
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("prompt", ["", "<think>\n"])
+@pytest.mark.parametrize("tools", ["hermes", "pythonic", "qwen3_coder", "glm45", "deepseek_v32"])
+def test_time_grows_with_the_text_alone(tools: str, prompt: str) -> None:
+    """A text five times as long takes about five times as long, whatever is in it."""
+    for unit in UNITS:
+        text = "<tool_call>" * (unit == "'") + unit * SIZE
+        tries = (
+            (_seconds(tools, prompt, text[:size]) for size in (SIZE // 5, SIZE)) for _ in "123"
+        )
+        assert any(long < short * 12 for short, long in tries), unit
+
+
+def _seconds(tools: str, prompt: str, text: str) -> float:
+    parser = output_parser(tools, reasoning="qwen3", prompt=prompt, tools_of=DATA["tools"])
+    start = time.process_time()
+    for char in text:
+        parser.push(char)
+    parser.finish()
+    return time.process_time() - start
