@@ -44,12 +44,14 @@ class PythonicToolParser(BareJsonToolParser):
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
+        self._first_letters = {name[:1] for name in schemas}
         self._begin("")
 
     def _element(self, char: str) -> Steps[None]:
         if char == "{":
             yield from super()._element(char)
             return
+        require(char in self._first_letters)
         name = yield from _word_to("(", char, _is_name)
         require(name in self._schemas)
         char = yield from nonspace()

@@ -18,7 +18,14 @@ from support.clients.parser_cases import (
     words,
 )
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
-from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
+from surestep_gateway.parsers import (
+    Event,
+    Reasoning,
+    ToolArguments,
+    ToolCallStart,
+    coalesce,
+    content_of,
+)
 from surestep_gateway.text.tokenizer import Tokenizer
 
 HERMES = [
@@ -227,6 +234,17 @@ def test_no_text_is_lost(
     calls = [event.index for event in events if isinstance(event, ToolCallStart)]
     assert calls == list(range(len(calls)))
     assert coalesce(events) == events
+
+
+@pytest.mark.parametrize("tools", MARKUP)
+@given(data=st.data())
+def test_text_without_calls_is_content_to_the_character(tools: str, data: st.DataObject) -> None:
+    """Where no tool is named, or no marker of the format is there."""
+    fragments = data.draw(MARKUP[tools])
+    text = "".join(fragments).replace("weather", "lookup").replace("book", "look")
+    if tools not in ("llama3_json", "xlam", "pythonic"):
+        text = text.replace("<", "(").replace("[TOOL", "[TOO")
+    assert content_of(parse(output_parser(tools), [text])) == text
 
 
 @pytest.fixture(scope="module")
