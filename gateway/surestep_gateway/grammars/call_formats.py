@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 
-from surestep_gateway.parsers.hermes import ARGUMENTS, ASIDE
+from surestep_gateway.parsers.json_calls import ARGUMENTS, ASIDE
 from surestep_gateway.parsers.pythonic import is_keyword
 from surestep_gateway.parsers.schema import resolved
 
@@ -60,7 +60,7 @@ _CODER = CallFormat(
     ("<parameter={key}>\n", "\n</parameter>\n"),
     begins=("<function=",),
     ends=(
-        "\n<parameter=",
+        "<parameter=",
         rf"</function>{_SPACE}(<function=|</tool_call>)",
         rf"</tool_call>{_SPACE}<tool_call>",
     ),

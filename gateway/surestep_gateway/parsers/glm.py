@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from .events import Content, Event
+from .base import Content, Event
 from .qwen3 import CLOSE_THOUGHT, ThoughtParser
 from .schema import json_types, properties
 from .steps import (
@@ -79,11 +79,12 @@ class GlmToolParser(TypedToolParser):
 
     def _arguments(self, schema: Mapping[str, Any], tag: str) -> Steps[str]:
         """Read arguments from behind the first one's opening tag. Return the tag behind all."""
-        before, key = "{", ""
+        before, key, left = "{", "", set(properties(schema))
         while tag == _KEY:
             self._argue(f'{before}"')
             before = ", "
             key = yield from self._argue_key(key, _KEY_END)
+            left.discard(key)
             read: list[str] = []
             tag = yield from _BEHIND_KEY.find(read)
             if tag in (_KEY, CLOSE):
@@ -92,11 +93,11 @@ class GlmToolParser(TypedToolParser):
                 continue
             begin = "" if tag else "".join(read).lstrip()
             end = yield from self._argue_typed(
-                json_types(schema, key), partial(_value, properties(schema), begin)
+                json_types(schema, key), partial(_value, left, begin)
             )
             tag, key = end.ahead, ""
             if end.tag == _VALUE_END:
-                tag = yield from self._skip_to(_KEY, CLOSE, OPEN, layout=SPACE)
+                tag = yield from self._skip_to(_KEY, CLOSE, OPEN, layout=SPACE, at_end=True)
             elif end.tag == _KEY:
                 tag, key = _KEY, end.ahead
         self._argue("{}" if before == "{" else "}")

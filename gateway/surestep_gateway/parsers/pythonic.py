@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-from .bare_json import BareJsonToolParser
+from .json_calls import BareJsonToolParser
 from .steps import MAX_NAME, Steps, Take, nonspace, require
 from .tools import CLOSE, OPEN, Schemas
 

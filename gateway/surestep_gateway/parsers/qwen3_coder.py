@@ -35,7 +35,6 @@ from .tools import CLOSE, OPEN, TypedToolParser
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
-_NEXT = "\n" + _PARAMETER
 _CLOSING = ("\n" + _PARAMETER_END, _PARAMETER_END)
 _BEHIND_FUNCTION = Ahead((CLOSE, _FUNCTION), ends=True)
 _BEHIND_CALL = Ahead((OPEN,), ends=True)
@@ -80,35 +79,35 @@ class Qwen3CoderToolParser(TypedToolParser):
 
         There are none if `tag` is another.
         """
-        before, key = "{", ""
+        before, key, left = "{", "", set(properties(schema))
         while tag == _PARAMETER:
             self._argue(f'{before}"')
             key = yield from self._argue_key(key, ">", "\n")
-            end = yield from self._argue_typed(
-                json_types(schema, key), partial(_value, properties(schema))
-            )
+            left.discard(key)
+            end = yield from self._argue_typed(json_types(schema, key), partial(_value, left))
             before, tag, key = ", ", end.ahead, ""
             if end.tag in _CLOSING:
-                tag = yield from self._next_tag()
-            elif end.tag == _NEXT:
+                tag = yield from self._next_tag(at_end=True)
+            elif end.tag in (_PARAMETER, "\n" + _PARAMETER):
                 tag, key = _PARAMETER, end.ahead
         self._argue("{}" if before == "{" else "}")
         return CLOSE if tag == AT_END else tag
 
-    def _next_tag(self) -> Steps[str]:
+    def _next_tag(self, *, at_end: bool = False) -> Steps[str]:
         tags = (_PARAMETER, _FUNCTION_END, CLOSE, OPEN, _FUNCTION)
-        return (yield from self._skip_to(*tags, layout=SPACE))
+        return (yield from self._skip_to(*tags, layout=SPACE, at_end=at_end))
 
 
 def _value(keys: Container[str], take: Take) -> Steps[ValueEnd]:
     """Pass on a value up to its closing tag, without the newlines of the layout.
 
-    Where that is missing, the next parameter ends it, or the end of the function or the call.
+    Where that is missing, another parameter ends it, or the end of the function or the call.
     """
     first = yield
     others = {
-        _NEXT: Ahead(is_key=keys.__contains__, end_of_key=">"),
-        **dict.fromkeys(("\n" + _FUNCTION_END, _FUNCTION_END), _BEHIND_FUNCTION),
-        **dict.fromkeys(("\n" + CLOSE, CLOSE), _BEHIND_CALL),
+        _PARAMETER: Ahead(is_key=keys.__contains__, end_of_key=">"),
+        _FUNCTION_END: _BEHIND_FUNCTION,
+        CLOSE: _BEHIND_CALL,
     }
+    others |= {f"\n{tag}": ahead for tag, ahead in others.items()}
     return (yield from value_to(take, _CLOSING, others, "" if first == "\n" else first))

@@ -53,14 +53,14 @@ def _glm(prompt: str, schemas: Schemas) -> ReasoningParser:
 
 @TOOL_PARSERS.register("hermes")
 def _hermes(schemas: Schemas) -> Parser:
-    from .hermes import HermesToolParser
+    from .json_calls import HermesToolParser
 
     return HermesToolParser(schemas)
 
 
 @TOOL_PARSERS.register("llama3_json", "llama4_json", "mistral", "xlam")
 def _bare_json(schemas: Schemas) -> Parser:
-    from .bare_json import BareJsonToolParser
+    from .json_calls import BareJsonToolParser
 
     return BareJsonToolParser(schemas)
 

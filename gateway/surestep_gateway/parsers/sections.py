@@ -26,7 +26,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from .events import Content
+from .base import Content
 from .schema import ANY_JSON, json_types, properties
 from .steps import (
     AT_END,
@@ -152,11 +152,12 @@ class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
 
     def _parameters(self, schema: Mapping[str, Any], tag: str) -> Steps[str]:
         """Read parameters from behind the first one's opening tag. Return the tag behind all."""
-        before, attributes = "{", ""
+        before, attributes, left = "{", "", set(properties(schema))
         while tag == self.parameter[0]:
             attributes = attributes or (yield from _attributes())
             key = _value_of("name", attributes)
             require(bool(key))
+            left.discard(key)
             self._events.append(Content(_ATTRIBUTE.sub("", attributes).strip()))
             self._argue(f'{before}"')
             yield from self._argue_key(key)
@@ -164,17 +165,18 @@ class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
             types = {"true": frozenset({"string"}), "false": ANY_JSON}.get(
                 _value_of("string", attributes), json_types(schema, key)
             )
-            end = yield from self._argue_typed(types, partial(self._value, properties(schema)))
+            end = yield from self._argue_typed(types, partial(self._value, left))
             tag, attributes = end.ahead, ""
             if end.tag == self.parameter[1]:
-                tag = yield from self._next_tag()
+                tag = yield from self._next_tag(at_end=True)
             elif end.tag.endswith(self.parameter[0]):
                 tag, attributes = self.parameter[0], end.ahead
         self._argue("{}" if before == "{" else "}")
         return self.call[1] if tag == AT_END else tag
 
-    def _next_tag(self) -> Steps[str]:
-        return (yield from self._skip_to(self.parameter[0], *self._tags(), layout=SPACE))
+    def _next_tag(self, *, at_end: bool = False) -> Steps[str]:
+        tags = (self.parameter[0], *self._tags())
+        return (yield from self._skip_to(*tags, layout=SPACE, at_end=at_end))
 
     def _value(self, keys: Container[str], take: Take) -> Steps[ValueEnd]:
         """Pass on a value up to its closing tag.

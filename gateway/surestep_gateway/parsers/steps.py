@@ -74,12 +74,13 @@ def printable_to(*markers: str, begin: str = "") -> Steps[tuple[str, str]]:
     parts: list[str] = []
 
     def take(part: str) -> None:
-        require(part.isprintable() and len(parts) < MAX_NAME)
+        require(all(char.isprintable() or char.isspace() for char in part))
+        require(len(parts) < MAX_NAME)
         parts.append(part)
 
     marker = yield from read_to(take, *markers, begin=begin)
     name = "".join(parts).strip()
-    require(bool(name))
+    require(bool(name) and name.isprintable())
     return name, marker
 
 

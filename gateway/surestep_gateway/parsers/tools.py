@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
-from .base import MAX_LAYOUT
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+from .base import MAX_LAYOUT, Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 from .schema import Types, json_text
-from .steps import EndOfText, Malformed, Steps, Take, read_to
+from .steps import AT_END, EndOfText, Malformed, Steps, Take, read_to
 from .stop_strings import MarkerScanner
 
 _T = TypeVar("_T")
@@ -90,10 +89,12 @@ class MarkedToolParser(ABC):
         self._end_call()
         self._call_text = [marker] if marker else []
 
-    def _skip_to(self, *ends: str, layout: str, begin: str = "") -> Steps[str]:
+    def _skip_to(
+        self, *ends: str, layout: str, begin: str = "", at_end: bool = False
+    ) -> Steps[str]:
         """Read up to one of `ends`, which is returned. Anything but `layout` is content.
 
-        `begin` was read too much.
+        `begin` was read too much. With `at_end`, the end of the output may stand for one of them.
         """
         scanner = MarkerScanner(*ends)
         found = scanner.push(begin)
@@ -104,7 +105,12 @@ class MarkedToolParser(ABC):
             self._events.append(Content(text))
             if found.marker is not None:
                 return found.marker
-            found = scanner.push((yield))
+            try:
+                found = scanner.push((yield))
+            except EndOfText:
+                if at_end and not scanner.flush():
+                    return AT_END
+                raise
 
     def _read_content(self, text: str) -> str:
         """Return the text left to read."""

@@ -114,10 +114,10 @@ def test_what_is_no_call_stays_content(text: str) -> None:
         ("city>\n", '{"city": "'),
         ("\nOs", '{"city": "Os'),
         ("Oslo\n</par", '{"city": "Oslo\\n</par'),
-        ("Oslo\n</parameter>", '{"city": "Oslo"'),
+        ("Oslo\n</parameter>", '{"city": "Oslo"}'),  # it may be whole
         ("<parameter=da", '{"city": "Oslo", "da'),
         ("days>\n1", '{"city": "Oslo", "days": 1'),
-        ("12\n</parameter>", '{"city": "Oslo", "days": 12'),
+        ("12\n</parameter>", '{"city": "Oslo", "days": 12}'),
         ("</function>", '{"city": "Oslo", "days": 12}'),
     ],
 )
