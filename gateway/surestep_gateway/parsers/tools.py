@@ -145,7 +145,7 @@ class MarkedToolParser(ABC):
                 self._end_call()
                 return text[at + 1 :]
             except Malformed as reason:
-                self._call_text.pop()
+                del self._call_text[-1:]  # nothing is left where an argument came out of it
                 self._give_up(reason)
                 return text[at:]  # the character may begin a marker
         return ""

@@ -6,6 +6,7 @@ Rows without one are neighbours of others. A row of tests/data/tool_outputs.json
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from random import Random
@@ -43,6 +44,28 @@ def test_an_output_is_read_as_it_was_meant(row: dict[str, Any]) -> None:
         cuts = random.sample(range(len(text)), random.randint(1, min(8, len(text))))
         pieces = ["".join(map(chr, part)) for part in partitions(list(map(ord, text)), cuts)]
         assert read(row, pieces) == events
+
+
+PARTS = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|\s+|\w+|.", re.DOTALL)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['parser']}-{row['source'] or 'own'}")
+def test_mistakes_of_any_kind_are_read_in_one_way(row: dict[str, Any]) -> None:
+    """Parts of the text are left out, doubled, moved and cut off."""
+    parts = PARTS.findall(row["text"])
+    random = Random(row["text"])
+    for _ in range(40):
+        changed = list(parts)
+        for _ in range(random.randint(1, 3)):
+            at = random.randrange(len(changed))
+            one = random.choice(["", changed[at] * 2, "\n", " so ", random.choice(parts)])
+            changed[at : at + 1] = [one] if one else []
+            changed = changed[: random.choice([-1, None, None, None])] or ["x"]
+        text = "".join(changed)
+        events = read(row, [text])
+        assert read(row, list(text)) == events
+        open_ = [type(event).__name__ for event in events if hasattr(event, "index")]
+        assert open_.count("ToolCallStart") == open_.count("ToolCallEnd")
 
 
 UNITS = [
