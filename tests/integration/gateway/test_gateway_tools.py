@@ -11,8 +11,8 @@ from support.clients.tool_chat import (
     ASK,
     CALLS,
     CHAT,
+    CITY,
     FORMATS,
-    TOOLS,
     USER,
     calls_of,
     comparable,
@@ -74,7 +74,10 @@ async def test_calls_in_reasoning_that_the_output_ends_with(
         script(stack, thinking, text, chunk=chunk)
         events = await stack.stream(CHAT, **ASK)
         assert comparable(message_of(events)) == comparable(message)
-    tools = [one | {"function": one["function"] | {"strict": True}} for one in TOOLS]
+    functions: list[dict[str, Any]] = [
+        {"strict": True, "name": name, "parameters": CITY} for name in ("weather", "book")
+    ]
+    tools = [{"type": "function", "function": one} for one in functions]
     script(stack, thinking, text)  # which a strict function's grammar does not look at
     strict = (await stack.chat(**ASK | {"tools": tools})).json()["choices"][0]["message"]
     assert strict["reasoning"] == text.removesuffix(end)
