@@ -60,6 +60,12 @@ SETUPS = {
     "minimax": Setup("qwen3", "minimax_m2", "minimax_m2", MINIMAX, OPENED, MINIMAX[2]),
     "deepseek": Setup("deepseek_v3", "deepseek_v3", "", call=DEEPSEEK),
     "deepseek31": Setup("deepseek_v3", "deepseek_v31", "deepseek_v3", THINK, OPENED, DEEPSEEK),
+    "deepseek32": Setup("deepseek_v3", "deepseek_v32", "deepseek_v3", THINK, OPENED, chooses=False),
+    "llama-json": Setup("llama3_1", "llama3_json", "", chooses=False),
+    "llama-pythonic": Setup("llama3_1", "pythonic", "", chooses=False),
+    "llama-xlam": Setup("llama3_1", "xlam", "", call="]", chooses=False),  # which ends the list
+    "mistral": Setup("qwen3", "mistral", "", ("[TOOL_CALLS]", "[ARGS]"), call="[TOOL_CALLS]"),
+    "mistral-lists": Setup("llama3_1", "mistral", "", call="]", chooses=False),
     "llama-hermes": Setup("llama3_1", "hermes", "qwen3", chooses=False),
     "gemma-hermes": Setup("gemma3", "hermes", "qwen3", chooses=False),
     "hybrid-hermes": Setup("", "hermes", "qwen3", chooses=False),

@@ -6,15 +6,21 @@ Texts are as the checkpoints' templates write them, so that what is certain is c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from surestep_common.errors import InvalidRequest
+
+from surestep_gateway.parsers.json_calls import ARGUMENTS, ASIDE
+from surestep_gateway.parsers.pythonic import is_keyword
 from surestep_gateway.parsers.schema import resolved
 
-from .language import ANYTHING, TAG, IsToken, Json, inline, markers, quoted, up_to
+from .language import ANYTHING, Json, TokenName, inline, pattern, quoted, up_to
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
+TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
 _STYLE: Json = {
     "whitespace_flexible": False,
     "key_separator": ": ",
@@ -33,88 +39,148 @@ class CallFormat(NamedTuple):
     section: tuple[str, str] = ("", "")  # around all calls
     between: str = "\n"  # two calls
     arguments: str = ""  # the key of arguments, where a call is one JSON object and nothing else
+    keywords: bool = False  # the arguments are Python's
+    # Patterns of Lark for what parsers take for the beginning of a call, besides the first marker.
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()  # and of a string, where its closing tag is missing
 
 
+_SPACE = r"[\s\x1c-\x1f]*"
+_KEYS = "|".join(("name", "function", *ARGUMENTS, *ASIDE))
+_OBJECT = rf'\{{{_SPACE}"({_KEYS})"'
+_BARE = (_OBJECT, r"\[TOOL_CALLS\]")
+NAMES = "@NAMES@"  # in a pattern, those of the functions
 _TOOL_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _GLM = CallFormat(
     "<tool_call>{name}",
     "</tool_call>",
     ("<arg_key>{key}</arg_key><arg_value>", "</arg_value>"),
     between="",
+    ends=("<arg_key>", rf"</tool_call>{_SPACE}<tool_call>"),
 )
 _CODER = CallFormat(
     "<tool_call>\n<function={name}>\n",
     "</function>\n</tool_call>",
     ("<parameter={key}>\n", "\n</parameter>\n"),
+    begins=("<function=",),
+    ends=(
+        "<parameter=",
+        rf"</function>{_SPACE}(<function=|</tool_call>)",
+        rf"</tool_call>{_SPACE}<tool_call>",
+    ),
 )
+_LLAMA = CallFormat("", "", arguments="parameters", between="; ", begins=_BARE)
+_LISTED = CallFormat(
+    '{{"name": {json_name}, "arguments": ',
+    "}}",
+    section=("[", "]"),
+    between=", ",
+    begins=_BARE,
+)
+_PYTHON = CallFormat(
+    "{name}(",
+    ")",
+    ("{key}=", ""),
+    ("[", "]"),
+    between=", ",
+    keywords=True,
+    begins=(_OBJECT, rf"({NAMES}){_SPACE}\("),
+)
+_OLD_MISTRAL = "mistral before 2025"
 FORMATS = {
     "hermes": CallFormat('<tool_call>\n{{"name": {json_name}, "arguments": ', "}}\n</tool_call>"),
-    "llama3_json": CallFormat("", "", arguments="parameters", between="; "),
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "mistral": CallFormat("[TOOL_CALLS]{name}[ARGS]", "", between="", begins=(_OBJECT,)),
+    _OLD_MISTRAL: _LISTED._replace(section=("[TOOL_CALLS] [", "]"), begins=(_OBJECT,)),
+    "xlam": _LISTED,
+    "pythonic": _PYTHON,
+    "llama4_pythonic": _PYTHON,
     "qwen3_coder": _CODER,
     "qwen3_xml": _CODER,
     "glm45": CallFormat(
         f"{_GLM.begin}\n",
         _GLM.end,
         ("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+        ends=_GLM.ends,
     ),
     "glm47": _GLM,
     "deepseek_v3": CallFormat(
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
         "\n```<｜tool▁call▁end｜>",
         section=_TOOL_CALLS,
+        begins=("<｜tool▁call▁begin｜>",),
     ),
     "deepseek_v31": CallFormat(
         "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
         "<｜tool▁call▁end｜>",
         section=_TOOL_CALLS,
         between="",
+        begins=("<｜tool▁call▁begin｜>",),
     ),
     "deepseek_v32": CallFormat(
         '<｜DSML｜invoke name="{name}">\n',
         "</｜DSML｜invoke>",
         ('<｜DSML｜parameter name="{key}" string="{string}">', "</｜DSML｜parameter>\n"),
         ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+        begins=("<｜DSML｜invoke", "<｜DSML｜tool_calls>"),
+        ends=("<｜DSML｜parameter", rf"</｜DSML｜invoke>{_SPACE}</?｜DSML｜"),
     ),
     "minimax_m2": CallFormat(
         '<invoke name="{name}">\n',
         "</invoke>",
         ('<parameter name="{key}">', "</parameter>\n"),
         ("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+        begins=("<invoke",),
+        ends=("<parameter", rf"</invoke>{_SPACE}(</minimax:tool_call>|<invoke)"),
     ),
 }
 
 
-def written(text: str, is_token: IsToken, **put_in: str) -> str:
+def call_format(name: str, token: TokenName) -> CallFormat:
+    """Return the format of a parser. Mistral's tokenizers tell which of its formats is theirs."""
+    return FORMATS[_OLD_MISTRAL if name == "mistral" and not token("[ARGS]") else name]
+
+
+def text_without(patterns: Iterable[str], text: str = ANYTHING) -> str:
+    """Return a Lark expression of texts in which none of the patterns is found."""
+    return text + "".join(f" & ~/(?s:.*)({pattern(one)})(?s:.*)/" for one in patterns)
+
+
+def written(text: str, token: TokenName, **put_in: str) -> str:
     """Return a text as a Lark expression: tags that are tokens are no text."""
     parts = (
         part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
     )
-    return markers(parts, is_token)
+    return " ".join(token(part) or quoted(part) for part in parts if part) or '""'
 
 
-def call_rules(form: CallFormat, schemas: Schemas, is_token: IsToken) -> str:
+def call_rules(form: CallFormat, schemas: Schemas, token: TokenName) -> str:
     """Return the rule `call`, a call behind the first marker of the text, and what it needs."""
     begin = form.begin if form.section[0] else form.begin.removeprefix(first_tag(form))
     rules, bodies = [], []
     for number, (name, schema) in enumerate(schemas.items()):
-        lead = written(begin, is_token, name=name, json_name=json.dumps(name, ensure_ascii=False))
+        lead = written(begin, token, name=name, json_name=json.dumps(name, ensure_ascii=False))
         if form.arguments:
             body = inline(_object(name, form.arguments, schema))
+        elif form.keywords:
+            body, needed_rules = _keywords(f"call_{number}", form.end, schema)
+            rules += needed_rules
         elif form.parameter is None:
-            body = f"{arguments(schema)} {written(form.end, is_token)}"
+            body = f"{arguments(schema)} {written(form.end, token)}"
         elif schema is None:
             body = "call_rest"
         else:
-            named = list(_parameters(form.parameter, schema, is_token))
+            named = list(_parameters(form.parameter, schema, token))
             labels = [f"call_{number}_{place}" for place in range(len(named))]
             rules += [f"{label}: {rule}\n" for label, (rule, _) in zip(labels, named, strict=True)]
             taken = [
                 label if needed else f"{label}?"
                 for label, (_, needed) in zip(labels, named, strict=True)
             ]
-            body = " ".join([*taken, written(form.end, is_token)])
+            body = " ".join([*taken, written(form.end, token)])
         bodies.append(f"{lead} {body}")
-    shared = "" if form.parameter is None else _free(form, is_token)
+    shared = "" if form.parameter is None else _free(form, token)
     return f"call: {' | '.join(bodies)}\n{''.join(rules)}{shared}"
 
 
@@ -149,18 +215,18 @@ def _definitions(schema: Json) -> Json:
 
 
 def _parameters(
-    form: tuple[str, str], schema: Json, is_token: IsToken
+    form: tuple[str, str], schema: Json, token: TokenName
 ) -> Iterator[tuple[str, bool]]:
     """Yield the language of each parameter, and whether there must be one."""
     for key, value in (schema.get("properties") or {}).items():
         ways = []
-        for is_string, text in _values(value, schema, form[1], is_token):
+        for is_string, text in _values(value, schema, form[1], token):
             string = "true" if is_string else "false"
-            ways.append(f"{written(form[0], is_token, key=key, string=string)} {text}")
+            ways.append(f"{written(form[0], token, key=key, string=string)} {text}")
         yield " | ".join(ways), key in (schema.get("required") or ())
 
 
-def _values(schema: Any, whole: Json, end: str, is_token: IsToken) -> Iterator[tuple[bool, str]]:
+def _values(schema: Any, whole: Json, end: str, token: TokenName) -> Iterator[tuple[bool, str]]:
     """Yield the languages of a value and its end. Strings are written as they are, others as JSON,
     and what may be either in each way.
     """
@@ -172,19 +238,19 @@ def _values(schema: Any, whole: Json, end: str, is_token: IsToken) -> Iterator[t
     others = [one for one in choices if not isinstance(one, str) and kinds != "string"]
     if either and "type" not in known:
         for one in either:
-            yield from _values(one, whole, end, is_token)
+            yield from _values(one, whole, end, token)
     elif texts:
-        yield True, f"({' | '.join(map(quoted, texts))}) {written(end, is_token)}"
+        yield True, f"({' | '.join(map(quoted, texts))}) {written(end, token)}"
         if others:
-            yield from _values({"enum": others}, whole, end, is_token)
+            yield from _values({"enum": others}, whole, end, token)
     elif isinstance(kinds, list) and "string" in kinds and not choices:
         for kind in kinds:
-            yield from _values(known | {"type": kind}, whole, end, is_token)
+            yield from _values(known | {"type": kind}, whole, end, token)
     elif kinds == "string":
         yield True, "call_string"
     else:
         json_value = inline(_definitions(whole) | known | {"x-guidance": _STYLE})
-        yield False, f"{json_value} {written(end, is_token)}"
+        yield False, f"{json_value} {written(end, token)}"
 
 
 def _target(schema: Any, whole: Json) -> Json:
@@ -195,22 +261,56 @@ def _target(schema: Any, whole: Json) -> Json:
     return target if isinstance(target, dict) and is_plain else known
 
 
-def _free(form: CallFormat, is_token: IsToken) -> str:
+def _free(form: CallFormat, token: TokenName) -> str:
     """Return the rules of a string, and of the arguments of a function without a schema."""
     assert form.parameter is not None
+    if form.keywords:
+        pair = f"call_pair: /[A-Za-z_][A-Za-z0-9_]*=/ {inline({'x-guidance': _STYLE})}\n"
+        return f'call_rest: (call_pair (", " call_pair)*)? {quoted(form.end)}\n{pair}'
     lead, end = form.parameter
-    rest = _up_to_text("call_rest", form.end, is_token)
-    tags = [tag for tag in TAG.findall(lead + end) if is_token(tag)]
+    rest = _up_to_text("call_rest", form.end, token)
+    tags = [token(tag) for tag in TAG.findall(lead + end) if token(tag)]
     if tags:  # text alone has none of them
         inside = f"({ANYTHING} ({' | '.join(tags)}))* {ANYTHING}"
-        rest = f"call_rest: {inside} {written(form.end, is_token)}\n"
-    return _up_to_text("call_string", end, is_token) + rest
+        rest = f"call_rest: {inside} {written(form.end, token)}\n"
+    return _up_to_text("call_string", end, token, form.ends) + rest
 
 
-def _up_to_text(rule: str, end: str, is_token: IsToken) -> str:
-    """Return a rule of any text and its end."""
+def _up_to_text(rule: str, end: str, token: TokenName, without: tuple[str, ...] = ()) -> str:
+    """Return a rule of any text and its end. The text has none of some patterns."""
     before, tag, after = TAG.split(end, maxsplit=1)
-    if is_token(tag):
-        return f"{rule}: {ANYTHING} {written(end, is_token)}\n"
     text = f"{rule}_text"
-    return f"{rule}: {text} {written(after, is_token)}\n{text}[lazy]: {up_to(before + tag)}\n"
+    if token(tag):
+        free = text.upper()  # so that it is one token of Lark
+        return f"{rule}: {free} {written(end, token)}\n{free}: {text_without(without)}\n"
+    ended = text_without(without, up_to(before + tag))
+    return f"{rule}: {text} {written(after, token)}\n{text}[lazy]: {ended}\n"
+
+
+def _keywords(label: str, end: str, schema: Json | None) -> tuple[str, list[str]]:
+    """Return the language of arguments in Python, and the rules that it needs.
+
+    Two rules stand for the arguments from each place on: as the first ones, and behind others.
+    """
+    if schema is None:
+        return "call_rest", []
+    named = list((schema.get("properties") or {}).items())
+    rules = [f"{label}_{kind}_{len(named)}: {quoted(end)}\n" for kind in ("first", "more")]
+    for place, (key, value) in enumerate(named):
+        if not is_keyword(key):
+            raise InvalidRequest(f"tools: '{key}' cannot be a keyword in Python", param="tools")
+        rules.append(f"{label}_{place}: {quoted(f'{key}=')} {_python_value(value, schema)}\n")
+        for kind, comma in (("first", ""), ("more", '", " ')):
+            rule = f"{comma}{label}_{place} {label}_more_{place + 1}"
+            if key not in (schema.get("required") or ()):
+                rule += f" | {label}_{kind}_{place + 1}"
+            rules.append(f"{label}_{kind}_{place}: {rule}\n")
+    return f"{label}_first_0", rules
+
+
+def _python_value(schema: Any, whole: Json) -> str:
+    """Return the language of a value in Python, or in JSON where that is read as well."""
+    known = _target(schema, whole)
+    if known.get("type") == "boolean" and known.keys().isdisjoint({"enum", "const"}):
+        return '("True" | "False")'
+    return inline(_definitions(whole) | known | {"x-guidance": _STYLE})

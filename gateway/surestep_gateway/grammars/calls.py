@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from surestep_gateway.parsers import HARMONY_CALLS
 
-from .call_formats import FORMATS, CallFormat, Schemas, arguments, call_rules, first_tag, written
-from .language import ANYTHING, IsToken, Json, Rules, marker, quoted, up_to
-
-_NO_OBJECT = r"/(\s*[^\s{](?s:.*))?\s*/"  # a Lark expression
+from .call_formats import (
+    NAMES,
+    CallFormat,
+    Schemas,
+    arguments,
+    call_format,
+    call_rules,
+    first_tag,
+    text_without,
+    written,
+)
+from .language import Json, Rules, TokenName, quoted, up_to
 
 
 class Tools(NamedTuple):
@@ -25,41 +34,50 @@ class Tools(NamedTuple):
     promised: Mapping[str, tuple[str, Json]] = MappingProxyType({})
 
 
-def calls(tool_format: str, tools: Tools, is_token: IsToken) -> Rules:
+def calls(tool_format: str, tools: Tools, token: TokenName) -> Rules:
     """Return the language of one call or several, and nothing else."""
     if tool_format == HARMONY_CALLS:
         return Rules("call", _harmony(tools.schemas))
-    form = FORMATS[tool_format]
-    begin = marker(first_tag(form), is_token)
-    rules = call_rules(form, tools.schemas, is_token)
-    expression = f"{begin} {_behind_tag(form, is_token, several=tools.parallel)}"
+    form = call_format(tool_format, token)
+    begin = written(first_tag(form), token)
+    rules = call_rules(form, tools.schemas, token)
+    expression = f"{begin} {_behind_tag(form, token, several=tools.parallel)}"
     if tools.parallel and not form.section[0]:
         expression += f" ({quoted(form.between)} {begin} call)*"
     return Rules(expression, rules)
 
 
-def text_with_calls(tool_format: str, tools: Tools, is_token: IsToken) -> Rules:
-    """Return the language of any text whose calls are as their schemas have them."""
-    form = FORMATS[tool_format]
+def text_with_calls(tool_format: str, tools: Tools, token: TokenName) -> Rules:
+    """Return the language of any text whose calls are as their schemas have them.
+
+    What parsers take for other beginnings of calls is not in the text.
+    """
+    form = call_format(tool_format, token)
     tag = first_tag(form)
-    if not tag:  # calls are the whole output, and no other text looks like them
-        whole = calls(tool_format, tools, is_token)
-        return Rules(f"({whole.expression}) | told", f"told: {_NO_OBJECT}\n{whole.rules}")
-    behind = _behind_tag(form, is_token, several=True)
-    told = f"told: {ANYTHING}\n{call_rules(form, tools.schemas, is_token)}"
-    if is_token(tag):
-        return Rules(f"told ({tag} {behind} told)*", told)
-    return Rules(f"(told_open {behind})* told", f"told_open[lazy]: {up_to(tag)}\n{told}")
+    names = "|".join(map(re.escape, tools.schemas))
+    begins = [begin.replace(NAMES, names) for begin in form.begins]
+    if not tag:  # calls are the whole output, which then begins as no other text does
+        whole = calls(tool_format, tools, token)
+        bracket = re.escape((form.section[0] or "{")[0])
+        told = text_without(begins, rf"/(\s*[^\s{bracket}](?s:.*))?\s*/")
+        return Rules(f"({whole.expression}) | TOLD", f"TOLD: {told}\n{whole.rules}")
+    behind = _behind_tag(form, token, several=True)
+    rules = call_rules(form, tools.schemas, token)
+    if token(tag):
+        told = text_without([*begins, re.escape(tag)])
+        return Rules(f"TOLD ({token(tag)} {behind} TOLD)*", f"TOLD: {told}\n{rules}")
+    opened = f"told_open[lazy]: {text_without(begins, up_to(re.escape(tag)))}\n"
+    return Rules(f"(told_open {behind})* TOLD", f"{opened}TOLD: {text_without(begins)}\n{rules}")
 
 
-def _behind_tag(form: CallFormat, is_token: IsToken, *, several: bool) -> str:
+def _behind_tag(form: CallFormat, token: TokenName, *, several: bool) -> str:
     """Return what follows the first marker, up to the end of a section or, without one, a call."""
     begin, end = form.section
     if not begin:
         return "call"
     more = f" ({quoted(form.between)} call)*" if several else ""
-    behind = written(begin.removeprefix(first_tag(form)), is_token)
-    return f"{behind} call{more} {written(end, is_token)}"
+    behind = written(begin.removeprefix(first_tag(form)), token)
+    return f"{behind} call{more} {written(end, token)}"
 
 
 def _harmony(schemas: Schemas) -> str:

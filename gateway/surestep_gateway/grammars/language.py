@@ -20,6 +20,7 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 Json = dict[str, Any]
 
 IsToken = Callable[[str], bool]  # whether a marker is a token, which no text is to a grammar
+TokenName = Callable[[str], str]  # its name in Lark; empty where it is text
 
 TAG = re.compile(r"(<[^<>\s]+>)")
 ANYTHING = "/(?s:.*)/"  # a Lark expression

@@ -7,7 +7,18 @@ from typing import NamedTuple
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import ANYTHING, IsToken, Json, Language, Rules, checked, pattern, source_of, up_to
+from .language import (
+    ANYTHING,
+    IsToken,
+    Json,
+    Language,
+    Rules,
+    TokenName,
+    checked,
+    pattern,
+    source_of,
+    up_to,
+)
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
@@ -47,7 +58,11 @@ class Format(NamedTuple):
     reasoning: str | None  # names of the parsers
     tools: str | None
     parser: ReasoningParser | None
-    is_token: IsToken
+    token: TokenName
+
+    def is_token(self, marker: str) -> bool:
+        """Whether a marker is a token, which no text is to a grammar."""
+        return bool(self.token(marker))
 
 
 class Constraint(NamedTuple):
@@ -85,11 +100,11 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
     if tools is None or written.tools is None:
         return _BODY
     if tools.required:
-        return calls(written.tools, tools, written.is_token)
+        return calls(written.tools, tools, written.token)
     if wanted.content is not None:
-        called = calls(written.tools, tools, written.is_token)
+        called = calls(written.tools, tools, written.token)
         return Rules(f"({called.expression}) | @body", called.rules)
-    return text_with_calls(written.tools, tools, written.is_token)
+    return text_with_calls(written.tools, tools, written.token)
 
 
 def _behind_thought(
@@ -116,7 +131,7 @@ def _harmony(wanted: Wanted, written: Format) -> Rules:
         return _BODY if wanted.content is not None else Rules(ANYTHING)
     endings, rules = [], ""
     if tools is not None:
-        called = calls(written.tools or "", tools, written.is_token)
+        called = calls(written.tools or "", tools, written.token)
         endings.append("call")
         rules += called.rules
     if tools is None or not tools.required:

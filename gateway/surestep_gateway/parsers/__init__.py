@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .base import ReasoningParser
-from .events import (
+from .base import (
     Content,
     Event,
     Reasoning,
+    ReasoningParser,
     ToolArguments,
     ToolCallEnd,
     ToolCallStart,

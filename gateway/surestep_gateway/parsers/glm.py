@@ -9,28 +9,33 @@ ones write no white space. Values are bare text, whose types the schema of the t
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import ClassVar
+from collections.abc import Container, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
-from .events import Content, Event
+from .base import Content, Event
 from .qwen3 import CLOSE_THOUGHT, ThoughtParser
-from .schema import json_types
-from .stop_strings import MarkerScanner
-from .tools import (
-    CLOSE,
-    OPEN,
+from .schema import json_types, properties
+from .steps import (
+    AT_END,
+    MAX_NAME,
     SPACE,
+    Ahead,
     Steps,
     Take,
-    TypedToolParser,
+    ValueEnd,
     literal,
     nonspace,
-    read_to,
     require,
+    value_to,
 )
+from .stop_strings import MarkerScanner
+from .tools import CLOSE, OPEN, TypedToolParser
 
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
+_BEHIND_KEY = Ahead((_VALUE, _KEY, CLOSE))
+_BEHIND_CALL = Ahead((OPEN,), ends=True)
 
 
 class GlmReasoningParser(ThoughtParser):
@@ -58,38 +63,58 @@ class GlmReasoningParser(ThoughtParser):
 
 
 class GlmToolParser(TypedToolParser):
+    """Reads calls whose tags may be missing: `<arg_value>`, and each that closes."""
+
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END)
 
     def _grammar(self) -> Steps[None]:
-        name, char = yield from _name()
-        marker = yield from literal(_KEY, CLOSE, begin=char)
-        self._announce(name)
-        schema = self._schemas.get(name, {})
-        before = "{"
-        while marker == _KEY:
+        tag = OPEN
+        while tag != CLOSE:
+            name, char = yield from _name()
+            tag = yield from literal(_KEY, CLOSE, begin=char)
+            self._announce(name)
+            tag = yield from self._arguments(self._schemas.get(name, {}), tag)
+            if tag != CLOSE:
+                self._next_call(tag)
+
+    def _arguments(self, schema: Mapping[str, Any], tag: str) -> Steps[str]:
+        """Read arguments from behind the first one's opening tag. Return the tag behind all."""
+        before, key, left = "{", "", set(properties(schema))
+        while tag == _KEY:
             self._argue(f'{before}"')
-            key = yield from read_to(self._argue_string, _KEY_END)
-            self._argue('": ')
             before = ", "
-            marker = yield from self._skip_to(_VALUE, _KEY, CLOSE, layout=SPACE)
-            if marker != _VALUE:  # there is none
+            key = yield from self._argue_key(key, _KEY_END)
+            left.discard(key)
+            read: list[str] = []
+            tag = yield from _BEHIND_KEY.find(read)
+            if tag in (_KEY, CLOSE):
                 self._argue("null")
+                key = ""
                 continue
-            yield from self._argue_typed(json_types(schema, key), _value)
-            marker = yield from self._skip_to(_KEY, CLOSE, layout=SPACE)
+            begin = "" if tag else "".join(read).lstrip()
+            end = yield from self._argue_typed(
+                json_types(schema, key), partial(_value, left, begin)
+            )
+            tag, key = end.ahead, ""
+            if end.tag == _VALUE_END:
+                tag = yield from self._skip_to(_KEY, CLOSE, OPEN, layout=SPACE, at_end=True)
+            elif end.tag == _KEY:
+                tag, key = _KEY, end.ahead
         self._argue("{}" if before == "{" else "}")
+        return CLOSE if tag == AT_END else tag
 
 
 def _name() -> Steps[tuple[str, str]]:
     """Return a name, and the first character behind it and behind white space."""
     name, char = "", (yield from nonspace())
     while char != "<" and not char.isspace():
-        require(char.isprintable())
+        require(char.isprintable() and len(name) < MAX_NAME)
         name += char
         char = yield
     require(bool(name))
     return name, char if char == "<" else (yield from nonspace())
 
 
-def _value(take: Take) -> Steps[str]:
-    return (yield from read_to(take, _VALUE_END))
+def _value(keys: Container[str], begin: str, take: Take) -> Steps[ValueEnd]:
+    others = {_KEY: Ahead(is_key=keys.__contains__, end_of_key=_KEY_END), CLOSE: _BEHIND_CALL}
+    return (yield from value_to(take, (_VALUE_END,), others, begin))

@@ -6,19 +6,32 @@ Reasoning is in the channel `analysis`. A message to a function is a call, in an
 other message is content. The special tokens are told from text that is spelled like them: they come
 through `mark`, and text through `push`.
 
-A header ends with `<|message|>`. What began like one and does not end so, because the model
-left a token out or writes no Harmony at all, is text. Format: github.com/openai/harmony.
+A header names the speaker, the recipient and the channel:
+
+    assistant to=functions.weather<|channel|>commentary <|constrain|>json
+
+Models place the recipient before or behind the channel, write the content type with and without
+`<|constrain|>`, and leave out parts. So a header is read word by word. It ends with `<|message|>`.
+What began like one and does not end so, because the model left a token out or writes no Harmony at
+all, is text. Format: github.com/openai/harmony.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
-from typing import ClassVar
+from collections.abc import Container, Iterable
+from typing import ClassVar, NamedTuple
 
-from .events import Content, Event, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
-from .harmony_header import CHANNEL, CONSTRAIN, NAMESPACE, START, Header, read_header
+from .base import Content, Event, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
 
+CHANNEL, CONSTRAIN, START = "<|channel|>", "<|constrain|>", "<|start|>"
+_MARKS = (CHANNEL, CONSTRAIN, START)
+CHANNELS = ("analysis", "commentary", "final")
+NAMESPACE = "functions."  # of the request's tools, in recipients
+
+_ROLES = ("assistant", "user", "system", "developer", "tool")
+_TYPES = ("json", "code")  # of contents, as models write them without `<|constrain|>`
+_WORD = re.compile(rf"<\|\w+\|>|to=[^\s<]*|{'|'.join(CHANNELS + _ROLES)}|[^\s<]+|<")
 MAX_HEADER = 1024  # characters; more are text
 _MAX_DOUBTFUL = 32  # characters of a header that have no place in one: more are text
 _MOST_DOUBTFUL_WORDS = 2  # that `<|message|>` makes a channel's name and a content type
@@ -27,6 +40,56 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BUILT_IN = frozenset({"assistant", "user", "python", "browser", "container"})  # no functions
 
 _Kind = type[Reasoning] | type[Content] | type[ToolArguments]
+
+
+class Header(NamedTuple):
+    channel: str | None  # one of CHANNELS; None if it is missing, or unknown
+    recipient: str | None
+    rest: str  # from the first word on that need not belong to a header
+
+
+def read_header(text: str) -> Header:
+    """Return the parts of a header, which may be cut off anywhere."""
+    channel: str | None = None
+    recipient: str | None = None
+    rest: int | None = None  # where it begins
+    before = ""
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if word in _MARKS or _names_type(match, before) or _is_one_of(["to="], match):
+            pass
+        elif word.startswith("to="):
+            recipient = word.removeprefix("to=") or None
+        elif before == CHANNEL:
+            channel = next((name for name in CHANNELS if name.startswith(word)), None)
+            rest = match.start() if channel is None and rest is None else rest
+        elif before in CHANNELS and word.startswith(NAMESPACE):
+            recipient = word
+            rest = match.start() if rest is None else rest
+        elif not _names_role(match, before) and rest is None:
+            rest = match.start()
+        before = word
+    return Header(channel, recipient, "" if rest is None else text[rest:])
+
+
+def _names_type(match: re.Match[str], before: str) -> bool:
+    """Return whether a word is the content's type, with or without its marker."""
+    placed = before in CHANNELS or before.startswith("to=")
+    return before == CONSTRAIN or (placed and _is_one_of(_TYPES, match))
+
+
+def _names_role(match: re.Match[str], before: str) -> bool:
+    """Return whether a word is the speaker: the first one, alone unless behind `<|start|>`."""
+    if before == START:
+        return match[0].startswith(NAMESPACE) or _is_one_of(_ROLES, match)
+    alone = match.string[match.end() : match.end() + 1] in ("", " ", "<")
+    return not before and alone and (match[0] in _ROLES or match[0].startswith(NAMESPACE))
+
+
+def _is_one_of(names: Iterable[str], match: re.Match[str]) -> bool:
+    """Return whether a word is one of `names`, or may become one where the text ends."""
+    cut_off = match.end() == len(match.string)
+    return any(name.startswith(match[0]) if cut_off else name == match[0] for name in names)
 
 
 class HarmonyParser:

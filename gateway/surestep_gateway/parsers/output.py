@@ -1,9 +1,29 @@
-"""One output through both parsers: reasoning is separated, then calls are parsed in the content."""
+"""One output through both parsers: reasoning is separated, then calls are parsed in the content.
+
+Calls in reasoning count if the output ends with them.
+"""
 
 from __future__ import annotations
 
-from .base import Parser, PlainText, ReasoningParser, StructuredParser, is_structured
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+import json
+from collections.abc import Iterable
+
+from .base import (
+    MAX_LAYOUT,
+    Content,
+    Event,
+    Parser,
+    PlainText,
+    Reasoning,
+    ReasoningParser,
+    StructuredParser,
+    ToolArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    is_structured,
+)
+from .stop_strings import MarkerScanner
+from .tools import MarkedToolParser
 
 
 class OutputParser:
@@ -14,11 +34,17 @@ class OutputParser:
         reasoning: ReasoningParser | None = None,
         tools: Parser | None = None,
         *,
+        calls_in_reasoning: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """Calls after the first `max_calls` are left out."""
+        """With `calls_in_reasoning`, an output may end with calls before its reasoning does. Calls
+        after the first `max_calls` are left out.
+        """
         self._reasoning = reasoning or PlainText()
         self._tools = tools
+        self._drafts: DraftedCalls | None = None
+        if calls_in_reasoning and isinstance(tools, MarkedToolParser):
+            self._drafts = DraftedCalls(tools)
         self._max_calls = max_calls
         self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
         self._structured: StructuredParser | None = reasoning if is_structured(reasoning) else None
@@ -48,6 +74,9 @@ class OutputParser:
     def finish(self) -> list[Event]:
         """Return the events that the end of the output decides."""
         events = self._with_calls(self._reasoning.finish())
+        if self._drafts is not None:
+            text, calls = self._drafts.finish()
+            events += [Reasoning(text), *self._allowed(calls)]
         return events if self._tools is None else events + self._allowed(self._tools.finish())
 
     def _with_calls(self, events: list[Event]) -> list[Event]:
@@ -55,7 +84,14 @@ class OutputParser:
             return events if self._structured is None else self._allowed(events)
         found: list[Event] = []
         for event in events:
-            found += self._tools.push(event.text) if isinstance(event, Content) else [event]
+            if isinstance(event, Content):
+                if self._drafts is not None and event.text.strip():
+                    found.append(Reasoning(self._drafts.release()))
+                found += self._tools.push(event.text)
+            elif self._drafts is not None and isinstance(event, Reasoning):
+                found.append(Reasoning(self._drafts.push(event.text)))
+            else:
+                found.append(event)
         return self._allowed(found)
 
     def _allowed(self, events: list[Event]) -> list[Event]:
@@ -64,3 +100,89 @@ class OutputParser:
             return events
         calls = (ToolCallStart, ToolArguments, ToolCallEnd)
         return [e for e in events if not isinstance(e, calls) or e.index < self._max_calls]
+
+
+class DraftedCalls:
+    """Holds calls back that stand in reasoning, until it is clear what they are.
+
+    Models forget to end their reasoning before they call. They also draft calls, and think on. A
+    call counts if nothing but white space and the end of the reasoning comes behind it.
+    """
+
+    def __init__(self, calls: MarkedToolParser) -> None:
+        """`calls` is the parser of calls in content."""
+        self._new = calls.again
+        self._scanner = MarkerScanner(*calls.drafted)
+        self._newlines = ""  # in front of the draft, perhaps
+        self._draft: MarkedToolParser | None = None
+        self._text: list[str] = []  # of the draft
+        self._calls: list[Event] = []
+
+    def push(self, text: str) -> str:
+        """Return the reasoning that more text of it decides."""
+        told = ""
+        while text:
+            if self._draft is None:
+                found = self._scanner.push(text)
+                known = self._newlines + found.before
+                body = known[: max(len(known.rstrip("\n")), len(known) - MAX_LAYOUT)]
+                self._newlines = known[len(body) :]
+                told += body
+                text = found.after
+                if found.marker is not None:
+                    self._begin()
+                    text = found.marker + text
+            else:
+                read = self._read(self._draft, text)
+                if read < len(text):
+                    told += self.release()
+                text = text[read:]
+        return told
+
+    def release(self) -> str:
+        """Return what was held back, and is reasoning."""
+        text = self._newlines + "".join(self._text) + self._scanner.flush()
+        self._newlines, self._draft, self._text, self._calls = "", None, [], []
+        return text
+
+    def finish(self) -> tuple[str, list[Event]]:
+        """Return the rest of the reasoning, and the calls behind it."""
+        calls: list[Event] = []
+        if self._draft is not None:
+            calls = [*self._calls, *self._draft.finish()]
+        if any(map(_is_text, calls)) or not _are_whole(calls):
+            return self.release(), []
+        return "", [event for event in calls if not isinstance(event, Content)]
+
+    def _begin(self) -> None:
+        self._draft, self._text, self._calls = self._new(), [], []
+
+    def _read(self, draft: MarkedToolParser, text: str) -> int:
+        """Return how many characters belong to the draft."""
+        for at, char in enumerate(text):
+            events = draft.push(char)
+            if any(map(_is_text, events)):
+                return at  # the character may begin another draft
+            self._text.append(char)
+            self._calls += events
+        return len(text)
+
+
+def _is_text(event: Event) -> bool:
+    return isinstance(event, Content) and not event.text.isspace() and bool(event.text)
+
+
+def _are_whole(events: Iterable[Event]) -> bool:
+    """Return whether there are calls, whose arguments are objects."""
+    arguments: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ToolCallStart):
+            arguments[event.index] = ""
+        elif isinstance(event, ToolArguments):
+            arguments[event.index] += event.text
+    try:
+        return bool(arguments) and all(
+            isinstance(json.loads(text), dict) for text in arguments.values()
+        )
+    except (ValueError, RecursionError):
+        return False

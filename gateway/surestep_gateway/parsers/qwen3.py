@@ -11,8 +11,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import ClassVar
 
-from .base import MAX_LAYOUT
-from .events import Content, Event, Reasoning
+from .base import MAX_LAYOUT, Content, Event, Reasoning
 from .stop_strings import MarkerScanner
 
 _OPEN, CLOSE_THOUGHT = "<think>", "</think>"

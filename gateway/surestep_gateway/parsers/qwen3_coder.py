@@ -9,51 +9,105 @@
     </tool_call>
 
 One newline on either side of a value is layout. The text of a value does not tell a string from a
-number; the schema of the tool does.
+number; the schema of the tool does. Models leave out `<tool_call>`, and closing tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
-from .schema import json_types
-from .tools import CLOSE, SPACE, Steps, Take, TypedToolParser, literal, read_to, require
+from .schema import json_types, properties
+from .steps import (
+    AT_END,
+    SPACE,
+    Ahead,
+    Steps,
+    Take,
+    ValueEnd,
+    literal,
+    printable_to,
+    require,
+    value_to,
+)
+from .tools import CLOSE, OPEN, TypedToolParser
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
+_CLOSING = ("\n" + _PARAMETER_END, _PARAMETER_END)
+_BEHIND_FUNCTION = Ahead((CLOSE, _FUNCTION), ends=True)
+_BEHIND_CALL = Ahead((OPEN,), ends=True)
 
 
 class Qwen3CoderToolParser(TypedToolParser):
+    begins: ClassVar[tuple[str, ...]] = (OPEN, _FUNCTION)
+
     def _grammar(self) -> Steps[None]:
-        yield from literal(_FUNCTION)
-        name = yield from read_to(lambda text: require(text.isprintable()), ">")
-        require(bool(name))
+        marker = self._call_text[0]
+        bare = marker == _FUNCTION
+        while True:
+            if marker == OPEN:
+                yield from literal(_FUNCTION)
+                bare = False
+            marker = yield from self._function(bare=bare)
+            if marker == CLOSE:
+                return
+            self._next_call(marker)
+
+    def _function(self, *, bare: bool) -> Steps[str]:
+        """Read a function, and return the tag behind it. One that is `bare` is among text."""
+        name, end = yield from printable_to(">", "\n")
+        require(end == ">" or name in self._schemas)
+        tag = ""
+        if bare:
+            require(name in self._schemas)
+            tag = yield from literal(_PARAMETER, _FUNCTION_END)
         self._announce(name)
-        schema = self._schemas.get(name, {})
-        before = "{"
-        marker = yield from self._next_tag()
-        while marker == _PARAMETER:
-            self._argue(before)
-            yield from self._parameter(schema)
-            before = ", "
-            marker = yield from self._next_tag()
+        if not bare:
+            tag = yield from self._next_tag()
+        tag = yield from self._parameters(self._schemas.get(name, {}), tag)
+        if tag != _FUNCTION_END:
+            return tag
+        self._call_text.clear()
+        if bare:
+            return (yield from literal(CLOSE, OPEN, _FUNCTION))
+        return (yield from self._skip_to(CLOSE, OPEN, _FUNCTION, layout=SPACE))
+
+    def _parameters(self, schema: Mapping[str, Any], tag: str) -> Steps[str]:
+        """Read parameters from behind the first one's opening tag, and return the tag behind all.
+
+        There are none if `tag` is another.
+        """
+        before, key, left = "{", "", set(properties(schema))
+        while tag == _PARAMETER:
+            self._argue(f'{before}"')
+            key = yield from self._argue_key(key, ">", "\n")
+            left.discard(key)
+            end = yield from self._argue_typed(json_types(schema, key), partial(_value, left))
+            before, tag, key = ", ", end.ahead, ""
+            if end.tag in _CLOSING:
+                tag = yield from self._next_tag(at_end=True)
+            elif end.tag in (_PARAMETER, "\n" + _PARAMETER):
+                tag, key = _PARAMETER, end.ahead
         self._argue("{}" if before == "{" else "}")
-        if marker != CLOSE:
-            yield from self._skip_to(CLOSE, layout=SPACE)
+        return CLOSE if tag == AT_END else tag
 
-    def _next_tag(self) -> Steps[str]:
-        return (yield from self._skip_to(_PARAMETER, _FUNCTION_END, CLOSE, layout=SPACE))
-
-    def _parameter(self, schema: Mapping[str, Any]) -> Steps[None]:
-        self._argue('"')
-        key = yield from read_to(self._argue_string, ">")
-        self._argue('": ')
-        yield from self._argue_typed(json_types(schema, key), _value)
+    def _next_tag(self, *, at_end: bool = False) -> Steps[str]:
+        tags = (_PARAMETER, _FUNCTION_END, CLOSE, OPEN, _FUNCTION)
+        return (yield from self._skip_to(*tags, layout=SPACE, at_end=at_end))
 
 
-def _value(take: Take) -> Steps[None]:
-    """Pass on a value up to its closing tag, without the newlines of the layout."""
+def _value(keys: Container[str], take: Take) -> Steps[ValueEnd]:
+    """Pass on a value up to its closing tag, without the newlines of the layout.
+
+    Where that is missing, another parameter ends it, or the end of the function or the call.
+    """
     first = yield
-    begin = "" if first == "\n" else first
-    yield from read_to(take, "\n" + _PARAMETER_END, _PARAMETER_END, begin=begin)
+    others = {
+        _PARAMETER: Ahead(is_key=keys.__contains__, end_of_key=">"),
+        _FUNCTION_END: _BEHIND_FUNCTION,
+        CLOSE: _BEHIND_CALL,
+    }
+    others |= {f"\n{tag}": ahead for tag, ahead in others.items()}
+    return (yield from value_to(take, _CLOSING, others, "" if first == "\n" else first))

@@ -53,16 +53,23 @@ def _glm(prompt: str, schemas: Schemas) -> ReasoningParser:
 
 @TOOL_PARSERS.register("hermes")
 def _hermes(schemas: Schemas) -> Parser:
-    from .hermes import HermesToolParser
+    from .json_calls import HermesToolParser
 
-    return HermesToolParser()
+    return HermesToolParser(schemas)
 
 
-@TOOL_PARSERS.register("llama3_json")
-def _llama3_json(schemas: Schemas) -> Parser:
-    from .hermes import Llama3JsonToolParser
+@TOOL_PARSERS.register("llama3_json", "llama4_json", "mistral", "xlam")
+def _bare_json(schemas: Schemas) -> Parser:
+    from .json_calls import BareJsonToolParser
 
-    return Llama3JsonToolParser(schemas)
+    return BareJsonToolParser(schemas)
+
+
+@TOOL_PARSERS.register("pythonic", "llama4_pythonic")
+def _pythonic(schemas: Schemas) -> Parser:
+    from .pythonic import PythonicToolParser
+
+    return PythonicToolParser(schemas)
 
 
 @TOOL_PARSERS.register("qwen3_coder", "qwen3_xml")  # one format has two names in vLLM
@@ -79,18 +86,11 @@ def _glm_calls(schemas: Schemas) -> Parser:
     return GlmToolParser(schemas)
 
 
-@TOOL_PARSERS.register("deepseek_v3")
+@TOOL_PARSERS.register("deepseek_v3", "deepseek_v31")
 def _deepseek_v3(schemas: Schemas) -> Parser:
     from .sections import DeepSeekV3ToolParser
 
-    return DeepSeekV3ToolParser()
-
-
-@TOOL_PARSERS.register("deepseek_v31")
-def _deepseek_v31(schemas: Schemas) -> Parser:
-    from .sections import DeepSeekV31ToolParser
-
-    return DeepSeekV31ToolParser()
+    return DeepSeekV3ToolParser(schemas)
 
 
 @TOOL_PARSERS.register("deepseek_v32")

@@ -18,10 +18,13 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print 
 
 def json_types(schema: Mapping[str, Any], key: str) -> Types:
     """Return the types that the schema of an object allows for the property `key`."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return frozenset()
-    return _types(properties.get(key), schema)
+    return _types(properties(schema).get(key), schema)
+
+
+def properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties that the schema of an object names."""
+    named = schema.get("properties")
+    return named if isinstance(named, dict) else {}
 
 
 def _types(schema: Any, root: Mapping[str, Any]) -> Types:

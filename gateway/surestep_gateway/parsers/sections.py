@@ -14,131 +14,208 @@ name and the arguments, fenced as Markdown has it. V3.2 has tags with attributes
     </｜DSML｜function_calls>
 
 where `string` says whether a value is a string or JSON. MiniMax-M2 has them without prefix and
-without that attribute, in `<minimax:tool_call>`; the schema of the tool tells the types.
+without that attribute, in `<minimax:tool_call>`; the schema of the tool tells the types. Models
+leave out the section's markers and closing tags, and quote attributes in other ways.
 """
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
-from .schema import ANY_JSON, Types, json_types
-from .stop_strings import MarkerScanner
-from .tools import (
+from .base import Content
+from .schema import ANY_JSON, json_types, properties
+from .steps import (
+    AT_END,
+    MAX_NAME,
     SPACE,
-    MarkedToolParser,
+    Ahead,
     Steps,
     Take,
-    TypedToolParser,
+    ValueEnd,
     json_object,
     literal,
+    nonspace,
     printable_to,
-    read_to,
+    require,
+    value_to,
 )
+from .stop_strings import MarkerScanner
+from .tools import MarkedToolParser, Schemas, TypedToolParser
 
-_STRING, _JSON = 'string="true"', 'string="false"'
+_ATTRIBUTE = re.compile(r"""\b(name|string)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/]+)""")
 
 
 class SectionToolParser(MarkedToolParser):
     """Finds sections; subclasses parse the calls. White space between calls is layout.
 
-    A section begins where a call follows its marker. What stands between its calls and is none, is
-    content.
+    A section begins where a call follows its marker. Without one, a call has to be of one of the
+    tools. What stands between the calls of a section and is none, is content.
     """
 
-    section: ClassVar[tuple[str, str]]  # around the calls
-    call: ClassVar[tuple[str, str]]  # around each of them
+    opens: ClassVar[tuple[str, ...]]  # sections
+    closes: ClassVar[tuple[str, ...]]
+    call: ClassVar[tuple[str, str]]  # around each call
+
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._inside = False
 
     def _grammar(self) -> Steps[None]:
-        if self._call_text[0] == self.section[0]:
-            yield from literal(self.call[0])
-        yield from self._read_one()
-        self._scanner = MarkerScanner(self.section[0], self.call[0], self.section[1])
+        tag = self._call_text[0]
+        bare = tag == self.call[0] and not self._inside
+        while True:
+            if tag in self.opens:
+                yield from literal(self.call[0])
+            tag = yield from self._read_one(bare=bare)
+            self._inside = self._inside or not bare
+            self._scanner = MarkerScanner(*self.begins, *self.closes)
+            if tag in self.closes:
+                self._leave()
+            if tag in (self.call[1], *self.closes):
+                return
+            self._next_call(tag)
 
     @abstractmethod
-    def _read_one(self) -> Steps[None]:
-        """Read a call, from behind its opening marker to behind the closing one."""
+    def _read_one(self, *, bare: bool) -> Steps[str]:
+        """Read a call, from behind its opening marker. Return the marker behind it, which ends
+        the call or the section, or begins another one.
+
+        The function of a `bare` call must be one of the tools.
+        """
+
+    def _tags(self) -> tuple[str, ...]:
+        """Return the markers that can stand behind a call."""
+        return (self.call[1], self.call[0], *self.closes, *self.opens)
 
     def _begin(self, marker: str) -> None:
-        if marker != self.section[1]:
+        if marker in self.closes:
+            self._leave()
+        else:
             super()._begin(marker)
-            return
+
+    def _leave(self) -> None:
         self._space = ""
+        self._inside = False
         self._scanner = MarkerScanner(*self.begins)
 
 
-class DeepSeekV31ToolParser(SectionToolParser):
-    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+class DeepSeekV3ToolParser(SectionToolParser):
+    """Reads the calls of V3 and of V3.1. Models of one write the other's, too."""
+
+    opens = ("<｜tool▁calls▁begin｜>",)
+    closes = ("<｜tool▁calls▁end｜>",)
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     separator: ClassVar = "<｜tool▁sep｜>"
-    markers: ClassVar[tuple[str, ...]] = (*section, *call, separator)
-    begins: ClassVar[tuple[str, ...]] = section[:1]
+    markers: ClassVar[tuple[str, ...]] = (*opens, *closes, *call, separator)
+    begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
 
-    def _read_one(self) -> Steps[None]:
-        name = yield from self._name()
-        yield from literal("{")
+    def _read_one(self, *, bare: bool) -> Steps[str]:
+        name, _ = yield from printable_to(self.separator)
+        char = yield from nonspace()
+        if char not in "{`":  # the name was a type, of which there is one
+            name, char = yield from printable_to("\n", "{", begin=char)
+            if char != "{":
+                char = yield from nonspace()
+        if char == "`":
+            yield from literal("```json", begin=char)
+            char = yield from nonspace()
+        require(char == "{" and (not bare or name in self._schemas))
         self._announce(name)
-        begin = yield from json_object(self._argue)
-        yield from self._skip_to(self.call[1], layout="} \t\r\n`", begin=begin)
-
-    def _name(self) -> Steps[str]:
-        return (yield from printable_to(self.separator))
-
-
-class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
-    def _name(self) -> Steps[str]:
-        yield from super()._name()  # a type, of which there is one
-        name = yield from printable_to("\n")
-        yield from literal("```json")
-        return name
+        rest = yield from json_object(self._argue)
+        return (yield from self._skip_to(*self._tags(), layout="} \t\r\n`", begin=rest))
 
 
 class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
-    section = ("<minimax:tool_call>", "</minimax:tool_call>")
-    call = ('<invoke name="', "</invoke>")
-    parameter: ClassVar = ('<parameter name="', "</parameter>")
-    markers: ClassVar[tuple[str, ...]] = section
-    begins: ClassVar[tuple[str, ...]] = section[:1]
+    opens: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
+    closes: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>",)
+    call = ("<invoke", "</invoke>")
+    parameter: ClassVar[tuple[str, str]] = ("<parameter", "</parameter>")
+    markers: ClassVar[tuple[str, ...]] = (*opens, *closes)
+    begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
 
-    def _read_one(self) -> Steps[None]:
-        name = yield from printable_to('"')
-        yield from literal(">")
+    def _read_one(self, *, bare: bool) -> Steps[str]:
+        attributes = yield from _attributes()
+        name = _value_of("name", attributes)
+        require(name.isprintable() and bool(name) and (not bare or name in self._schemas))
+        empty = attributes.endswith("/")
+        tag = self.call[1] if empty else ""
+        if bare and not empty:
+            tag = yield from literal(self.parameter[0], self.call[1])
         self._announce(name)
-        schema = self._schemas.get(name, {})
-        before = "{"
-        while (yield from self._skip_to(self.parameter[0], self.call[1], layout=SPACE)) != (
-            self.call[1]
-        ):
+        if not tag:
+            tag = yield from self._next_tag()
+        return (yield from self._parameters(self._schemas.get(name, {}), tag))
+
+    def _parameters(self, schema: Mapping[str, Any], tag: str) -> Steps[str]:
+        """Read parameters from behind the first one's opening tag. Return the tag behind all."""
+        before, attributes, left = "{", "", set(properties(schema))
+        while tag == self.parameter[0]:
+            attributes = attributes or (yield from _attributes())
+            key = _value_of("name", attributes)
+            require(bool(key))
+            left.discard(key)
+            self._events.append(Content(_ATTRIBUTE.sub("", attributes).strip()))
             self._argue(f'{before}"')
-            yield from self._read_parameter(schema)
+            yield from self._argue_key(key)
             before = ", "
+            types = {"true": frozenset({"string"}), "false": ANY_JSON}.get(
+                _value_of("string", attributes), json_types(schema, key)
+            )
+            end = yield from self._argue_typed(types, partial(self._value, left))
+            tag, attributes = end.ahead, ""
+            if end.tag == self.parameter[1]:
+                tag = yield from self._next_tag(at_end=True)
+            elif end.tag.endswith(self.parameter[0]):
+                tag, attributes = self.parameter[0], end.ahead
         self._argue("{}" if before == "{" else "}")
+        return self.call[1] if tag == AT_END else tag
 
-    def _read_parameter(self, schema: Mapping[str, Any]) -> Steps[None]:
-        key = yield from read_to(self._argue_string, '"')
-        self._argue('": ')
-        types = yield from self._attributes(json_types(schema, key))
-        yield from self._argue_typed(types, self._value)
+    def _next_tag(self, *, at_end: bool = False) -> Steps[str]:
+        tags = (self.parameter[0], *self._tags())
+        return (yield from self._skip_to(*tags, layout=SPACE, at_end=at_end))
 
-    def _attributes(self, types: Types) -> Steps[Types]:
-        """Read to the end of a tag. Return the types of the value, which are `types` by schema."""
-        yield from self._skip_to(">", layout=SPACE)
-        return types
+    def _value(self, keys: Container[str], take: Take) -> Steps[ValueEnd]:
+        """Pass on a value up to its closing tag.
 
-    def _value(self, take: Take) -> Steps[str]:
-        return (yield from read_to(take, self.parameter[1]))
+        Where that is missing, the next parameter ends it, or the end of the call.
+        """
+        begin, end = self.parameter
+        others = {
+            begin: Ahead(is_key=lambda text: _value_of("name", text) in keys, end_of_key=">"),
+            self.call[1]: Ahead((*self.closes, self.call[0]), ends=True),
+        }
+        others |= {f"\n{tag}": ahead for tag, ahead in others.items()}
+        return (yield from value_to(take, (end,), others))
 
 
 class DeepSeekV32ToolParser(MiniMaxM2ToolParser):
-    section = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
-    call = ('<｜DSML｜invoke name="', "</｜DSML｜invoke>")
-    parameter = ('<｜DSML｜parameter name="', "</｜DSML｜parameter>")
-    markers: ClassVar[tuple[str, ...]] = (*section, "｜DSML｜")
-    begins: ClassVar[tuple[str, ...]] = section[:1]
+    opens = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+    closes = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+    call = ("<｜DSML｜invoke", "</｜DSML｜invoke>")
+    parameter = ("<｜DSML｜parameter", "</｜DSML｜parameter>")
+    markers: ClassVar[tuple[str, ...]] = (*opens, *closes, "｜DSML｜")
+    begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
 
-    def _attributes(self, types: Types) -> Steps[Types]:
-        found = yield from self._skip_to(_STRING, _JSON, ">", layout=SPACE)
-        if found != ">":
-            yield from self._skip_to(">", layout=SPACE)
-        return {_STRING: frozenset({"string"}), _JSON: ANY_JSON}.get(found, types)
+
+def _attributes() -> Steps[str]:
+    """Return the text of a tag from behind its name to its end. Raise Malformed."""
+    text, quote = [(yield)], ""
+    require(text[0].isspace())
+    while quote or text[-1] != ">":
+        char = yield
+        text.append(char)
+        require(len(text) < MAX_NAME)
+        if char in "\"'" and quote in ("", char):
+            quote = "" if quote else char
+    return "".join(text[:-1]).rstrip()
+
+
+def _value_of(name: str, attributes: str) -> str:
+    """Return the value of an attribute, quoted in any way; empty if there is none."""
+    found = (match[2] for match in _ATTRIBUTE.finditer(attributes) if match[1] == name)
+    value = next(found, "")
+    return value[1:-1] if value[:1] in "\"'" else value

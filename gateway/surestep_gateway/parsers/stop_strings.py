@@ -22,11 +22,12 @@ class MarkerScanner:
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
+        self._first = frozenset(marker[0] for marker in markers)
         self._held = ""
 
     def push(self, text: str) -> ScanResult:
         """Add text and return what it decides."""
-        if not self._markers or not text:
+        if not self._held and self._first.isdisjoint(text):
             return ScanResult(text, None, "")
         window = self._held + text
         found = [(at, len(one), one) for one in self._markers if (at := window.find(one)) >= 0]

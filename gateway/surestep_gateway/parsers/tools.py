@@ -1,50 +1,54 @@
 """Tool calls between markers, such as `<tool_call>` and `</tool_call>`, among text.
 
-The text between the markers is read by a grammar: a generator that is sent one character at a time
-and returns after the closing marker. So it cannot matter how the text was cut into pieces. Until a
-call is announced it may turn out to be none; its text is then content. Once announced, the call
-stands, and text that its grammar does not accept is content beside it.
+The text behind a marker is read by a grammar: a generator that is sent one character at a time and
+returns behind the last call that it finds. So it cannot matter how the text was cut into pieces.
+Until a call is announced it may turn out to be none; its text is then content. Once announced, the
+call stands, and text that its grammar does not accept is content beside it.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
-from .base import MAX_LAYOUT
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+from .base import MAX_LAYOUT, Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 from .schema import Types, json_text
+from .steps import AT_END, EndOfText, Malformed, Steps, Take, read_to
 from .stop_strings import MarkerScanner
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-SPACE = " \t\r\n"
 _T = TypeVar("_T")
-Steps = Generator[None, str, _T]
-Take = Callable[[str], None]
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Schemas = Mapping[str, Mapping[str, Any]]  # of the parameters, by the name of the function
-
-
-class Malformed(Exception):
-    """The text is no call. Grammars raise it before they announce a call, never after."""
 
 
 class MarkedToolParser(ABC):
     """Finds calls; subclasses parse them. White space around calls is layout."""
 
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
-    begins: ClassVar[tuple[str, ...]] = (OPEN,)  # of the markers, those that begin calls
+    begins: ClassVar[tuple[str, ...]] = (OPEN,)  # texts that calls begin with
 
-    def __init__(self) -> None:
+    @property
+    def drafted(self) -> tuple[str, ...]:
+        """The texts that calls in reasoning begin with."""
+        return self.begins
+
+    def __init__(self, schemas: Schemas) -> None:
+        self._schemas = schemas
         self._events: list[Event] = []
         self._scanner = MarkerScanner(*self.begins)
         self._space = ""  # end of the content so far, or layout: the next text decides
         self._after_call = False
         self._call: Steps[None] | None = None
-        self._call_text: list[str] = []  # of the open call so far
+        # What was read since the call began, or since its latest argument: content if it is none.
+        self._call_text: list[str] = []
         self._announced = False
         self._index = -1  # of the latest call
+
+    def again(self) -> Self:
+        """Return a parser of another text."""
+        return type(self)(self._schemas)
 
     def push(self, text: str) -> list[Event]:
         while text:
@@ -55,8 +59,7 @@ class MarkedToolParser(ABC):
         if self._call is None:
             self._add_content(self._scanner.flush())
         elif self._announced:
-            self._call.close()  # a grammar may still emit events
-            self._end_call()
+            self._finish_call(self._call)
         else:
             self._give_up()
         if not self._after_call:
@@ -65,31 +68,49 @@ class MarkedToolParser(ABC):
 
     @abstractmethod
     def _grammar(self) -> Steps[None]:
-        """Read one call, from behind the opening marker to behind the closing one.
+        """Read a call, or several, from behind the text that began it.
 
-        The opening one is `self._call_text[0]`.
+        That text is `self._call_text[0]`.
         """
 
     def _announce(self, name: str) -> None:
         self._announced = True
         self._space = ""
         self._index += 1
+        self._call_text.clear()
         self._events.append(ToolCallStart(self._index, name))
 
     def _argue(self, text: str) -> None:
+        self._call_text.clear()
         self._events.append(ToolArguments(self._index, text))
 
-    def _skip_to(self, *ends: str, layout: str, begin: str = "") -> Steps[str]:
-        """Read up to one of `ends`, which is returned. Anything but `layout` is content."""
+    def _next_call(self, marker: str = "") -> None:
+        """End the call. What comes behind `marker`, which was read, may be another."""
+        self._end_call()
+        self._call_text = [marker] if marker else []
+
+    def _skip_to(
+        self, *ends: str, layout: str, begin: str = "", at_end: bool = False
+    ) -> Steps[str]:
+        """Read up to one of `ends`, which is returned. Anything but `layout` is content.
+
+        `begin` was read too much. With `at_end`, the end of the output may stand for one of them.
+        """
         scanner = MarkerScanner(*ends)
         found = scanner.push(begin)
         blank = True
-        while found.marker is None:
-            found = scanner.push((yield))
+        while True:
             text = found.before.lstrip(layout) if blank else found.before
             blank = blank and not text
             self._events.append(Content(text))
-        return found.marker
+            if found.marker is not None:
+                return found.marker
+            try:
+                found = scanner.push((yield))
+            except EndOfText:
+                if at_end and not scanner.flush():
+                    return AT_END
+                raise
 
     def _read_content(self, text: str) -> str:
         """Return the text left to read."""
@@ -101,7 +122,6 @@ class MarkedToolParser(ABC):
 
     def _begin(self, marker: str) -> None:
         self._call_text = [marker]
-        self._announced = False
         self._call = self._grammar()
         next(self._call)
 
@@ -117,25 +137,39 @@ class MarkedToolParser(ABC):
         """Return the text left to read."""
         assert self._call is not None
         for at, char in enumerate(text):
+            self._call_text.append(char)
             try:
                 self._call.send(char)
             except StopIteration:
+                self._call = None
                 self._end_call()
                 return text[at + 1 :]
-            except Malformed:
-                self._give_up()
+            except Malformed as reason:
+                del self._call_text[-1:]  # nothing is left where an argument came out of it
+                self._give_up(reason)
                 return text[at:]  # the character may begin a marker
-            self._call_text.append(char)
         return ""
 
-    def _end_call(self) -> None:
+    def _finish_call(self, call: Steps[None]) -> None:
+        """Tell the grammar that there is no more text. It may still emit events."""
+        try:
+            call.throw(EndOfText)
+            call.close()
+        except (EndOfText, Malformed, StopIteration):
+            pass
         self._call = None
-        self._after_call = True
-        self._events.append(ToolCallEnd(self._index))
+        self._end_call()
 
-    def _give_up(self) -> None:
-        assert not self._announced, "an announced call stands"
+    def _end_call(self) -> None:
+        if self._announced:
+            self._announced = False
+            self._after_call = True
+            self._events.append(ToolCallEnd(self._index))
+
+    def _give_up(self, reason: Malformed | None = None) -> None:
+        """Take for content what was read and is no part of a call."""
         self._call = None
+        self._end_call()
         self._add_content("".join(self._call_text))
 
     def _take_events(self) -> list[Event]:
@@ -146,93 +180,34 @@ class MarkedToolParser(ABC):
 class TypedToolParser(MarkedToolParser):
     """Finds calls whose arguments are bare text: the schema of the tool tells its type."""
 
-    def __init__(self, schemas: Schemas) -> None:
-        super().__init__()
-        self._schemas = schemas
-
     def _argue_string(self, text: str) -> None:
         """Emit part of a JSON string."""
         self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    def _argue_typed(self, types: Types, read: Callable[[Take], Steps[Any]]) -> Steps[None]:
+    def _argue_key(self, key: str, *ends: str) -> Steps[str]:
+        """Emit the key of a parameter, up to its colon, and return it. Read it if it is empty."""
+        parts = [key]
+
+        def take(part: str) -> None:
+            parts.append(part)
+            self._argue_string(part)
+
+        if key:
+            self._argue_string(key)
+        else:
+            yield from read_to(take, *ends)
+        self._argue('": ')
+        return "".join(parts)
+
+    def _argue_typed(self, types: Types, read: Callable[[Take], Steps[_T]]) -> Steps[_T]:
         """Read a value and emit it as JSON of one of `types`, or as a string."""
         if types <= {"string"}:  # such a value can be passed on while it is written
             self._argue('"')
-            yield from read(self._argue_string)
+            found = yield from read(self._argue_string)
             self._argue('"')
-            return
+            return found
         parts: list[str] = []
         try:
-            yield from read(parts.append)
+            return (yield from read(parts.append))
         finally:  # also where the output ends in the middle
             self._argue(json_text("".join(parts), types))
-
-
-def require(condition: bool) -> None:
-    """Raise Malformed unless the condition holds."""
-    if not condition:
-        raise Malformed
-
-
-def nonspace() -> Steps[str]:
-    """Return the next character that is not white space."""
-    while (char := (yield)).isspace():
-        pass
-    return char
-
-
-def literal(*texts: str, begin: str = "") -> Steps[str]:
-    """Read exactly one of `texts`, after white space, and return it. Raise Malformed.
-
-    `begin` was read too much.
-    """
-    read = begin or (yield from nonspace())
-    while read not in texts:
-        require(any(text.startswith(read) for text in texts))
-        read += yield
-    return read
-
-
-def read_to(take: Take, *markers: str, begin: str = "") -> Steps[str]:
-    """Pass on the text before one of `markers`, and return the text. `begin` was read too much."""
-    scanner = MarkerScanner(*markers)
-    found = scanner.push(begin)
-    texts = [found.before]
-    take(found.before)
-    try:
-        while found.marker is None:
-            found = scanner.push((yield))
-            take(found.before)
-            texts.append(found.before)
-    finally:  # also where the output ends in the middle
-        take(scanner.flush())
-    return "".join(texts)
-
-
-def printable_to(marker: str) -> Steps[str]:
-    """Return the text before `marker`, without white space around. Raise Malformed."""
-    text = yield from read_to(lambda part: require(part.isprintable()), marker)
-    require(bool(text.strip()))
-    return text.strip()
-
-
-def json_object(take: Take) -> Steps[str]:
-    """Pass on the characters of an object whose brace was read, up to the one that closes it.
-
-    Brackets are counted and nothing more is checked: clients may be able to repair a model's
-    mistake. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
-    """
-    take("{")
-    depth, in_string, escaped = 1, False, False
-    while depth:
-        char = yield
-        if in_string:
-            in_string = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char == "<":
-            return char
-        else:
-            in_string = char == '"'
-            depth += (char in "{[") - (char in "]}")
-        take(char)
-    return ""

@@ -57,6 +57,8 @@ class ChatOutput:
             new = REASONING_PARSERS.get(settings.reasoning_parser)
             self.reasoning = new(prepared.opening, self._schemas)
             self.reasoning.push(prepared.begun.rstrip())
+        # A grammar has nothing of the reasoning, and so not of calls in it.
+        self._calls_in_reasoning = not prepared.sampling.HasField("grammar")
         self._max_calls = 1 if prepared.body.parallel_tool_calls is False else None
 
     def parser(self) -> OutputParser:
@@ -64,6 +66,7 @@ class ChatOutput:
         return OutputParser(
             copy.deepcopy(self.reasoning),
             TOOL_PARSERS.get(self._tools)(self._schemas) if self._tools else None,
+            calls_in_reasoning=self._calls_in_reasoning,
             max_calls=self._max_calls,
         )
 
@@ -239,7 +242,7 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         settings.reasoning_parser if chat else None,
         settings.tool_call_parser,
         parser,
-        tokenizer.is_marker,
+        tokenizer.in_grammars,
     )
     with processor.checking(wanted.field):
         found = constraint(wanted, written)

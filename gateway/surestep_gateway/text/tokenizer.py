@@ -134,6 +134,12 @@ class Tokenizer:
             return False
         return self.is_special(id_) or (text.startswith("<") and text.endswith(">"))
 
+    def in_grammars(self, text: str) -> str:
+        """Return the name of a marker in a grammar of Lark; empty for one that is text there."""
+        if not self.is_marker(text):
+            return ""
+        return text if text.startswith("<") and text.endswith(">") else f"<[{self.id(text)}]>"
+
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that the token adds to the text, not necessarily whole characters."""
         found = self._pieces.get(token_id)

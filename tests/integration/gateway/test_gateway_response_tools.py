@@ -179,7 +179,7 @@ async def test_allowed_tools_are_all_that_is_called(
     source = stack.scheduler.requests[-1].sampling.grammar.source
     assert "weather" in source
     assert "book" not in source
-    assert ("told" in source) == (mode == "auto")
+    assert ("TOLD" in source) == (mode == "auto")
     assert "mcp__files__ls" in prompt(stack, thinking)
     tools = [
         {"type": "function", "function": {k: v for k, v in one.items() if k != "type"}}

@@ -11,6 +11,7 @@ from support.clients.tool_chat import (
     ASK,
     CALLS,
     CHAT,
+    CITY,
     FORMATS,
     USER,
     calls_of,
@@ -57,6 +58,30 @@ async def test_streamed_is_whole(
         assert comparable(message_of(events)) == comparable(message)
         reasons = [one["finish_reason"] for one in events.choices()]
         assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+@pytest.mark.parametrize("end", ["", "\n</think>\n"])
+async def test_calls_in_reasoning_that_the_output_ends_with(
+    stack: Stack, thinking: Tokenizer, end: str
+) -> None:
+    text = "I ask.\n" + FORMATS["hermes"] + end
+    ids = script(stack, thinking, text)
+    choice = (await stack.chat(**ASK)).json()["choices"][0]
+    message = choice["message"]
+    assert (choice["finish_reason"], message["content"]) == ("tool_calls", None)
+    assert (message["reasoning"], calls_of(message)) == ("I ask.", CALLS)
+    for chunk in (1, 3, len(ids)):
+        script(stack, thinking, text, chunk=chunk)
+        events = await stack.stream(CHAT, **ASK)
+        assert comparable(message_of(events)) == comparable(message)
+    functions: list[dict[str, Any]] = [
+        {"strict": True, "name": name, "parameters": CITY} for name in ("weather", "book")
+    ]
+    tools = [{"type": "function", "function": one} for one in functions]
+    script(stack, thinking, text)  # which a strict function's grammar does not look at
+    strict = (await stack.chat(**ASK | {"tools": tools})).json()["choices"][0]["message"]
+    assert strict["reasoning"] == text.removesuffix(end)
+    assert not strict.get("tool_calls")
 
 
 async def test_the_wire_format_of_a_streamed_call(stack: Stack, thinking: Tokenizer) -> None:

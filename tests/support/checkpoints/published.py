@@ -59,8 +59,9 @@ def make_published_checkpoint(
 ) -> Path:
     """Write a random model under a published tokenizer; returns `path`.
 
-    `markers` become added tokens that are not special, as GLM and MiniMax publish theirs. `eos` are
-    the tokens at which config.json has outputs end, if not those of the publisher.
+    `markers` become added tokens. They are special only in brackets: so Mistral publishes its own,
+    and GLM and MiniMax theirs. `eos` are the tokens at which config.json has outputs end, if not
+    those of the publisher.
     """
     about = PUBLISHED[name]
     spec, settings = (json.loads((published_tokenizer(name) / file).read_text()) for file in FILES)
@@ -71,6 +72,7 @@ def make_published_checkpoint(
             plain = dict.fromkeys(
                 ("single_word", "lstrip", "rstrip", "normalized", "special"), False
             )
+            plain["special"] = marker.startswith("[")
             spec["added_tokens"].append({"id": ids[marker], "content": marker} | plain)
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 32}
     defaults = {"max_position": 4096, "tie": True, "initializer_range": 0.02, **sizes}

@@ -22,6 +22,7 @@ MARKERS = (
         "<｜tool▁call▁end｜>",
     ),
     *("<｜tool▁sep｜>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    *("[TOOL_CALLS]", "[ARGS]"),
 )
 CITY = {
     "type": "object",
@@ -67,4 +68,4 @@ class Oracle:
         """How a model writes behind a prompt."""
         tool = {"weather": CITY} if tools else {}
         parser = REASONING_PARSERS.get(reasoning)(prompt, tool) if reasoning else None
-        return Format(reasoning, tools, parser, self.tokenizer.is_marker)
+        return Format(reasoning, tools, parser, self.tokenizer.in_grammars)

@@ -41,6 +41,7 @@ def output_parser(
     return OutputParser(
         REASONING_PARSERS.get(reasoning)(prompt, tools_of) if reasoning else None,
         TOOL_PARSERS.get(tools)(tools_of) if tools else None,
+        calls_in_reasoning=True,
     )
 
 

@@ -38,6 +38,10 @@ FORMATS = {
         '{"city": "Zürich \\"é🙂\\"", "days": 2}<｜tool▁call▁end｜>'
         "<｜tool▁call▁begin｜>book<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "mistral": (
+        '[TOOL_CALLS]weather[ARGS]{"city": "Zürich \\"é🙂\\"", "days": 2}[TOOL_CALLS]book[ARGS]{}'
+    ),
+    "pythonic": """[weather(city='Zürich "é🙂"', days=2), book()]""",
 }
 REASONING = {"glm47": "glm47", "deepseek_v31": "deepseek_v3"}  # qwen3's with the others
 CALLS = [("weather", {"city": 'Zürich "é🙂"', "days": 2}), ("book", {})]

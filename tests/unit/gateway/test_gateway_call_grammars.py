@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from support.clients.grammar_oracle import CITY, Oracle
 from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
+from surestep_common.errors import InvalidRequest
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.language import Language
@@ -39,6 +41,8 @@ V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜
 SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 DSML = '<｜DSML｜invoke name="{}">\n{}</｜DSML｜invoke>'
 DSML_CITY = '<｜DSML｜parameter name="city" string="true">{}</｜DSML｜parameter>\n'
+PYTHON = "{}({})"
+LISTED = '{{"name": "{}", "arguments": {}}}'
 M2 = '<invoke name="{}">\n{}</invoke>'
 M2_CITY = '<parameter name="city">{}</parameter>\n'
 
@@ -52,14 +56,17 @@ class Written(NamedTuple):
     section: str = "{}"
     between: str = "\n"
 
-    def one(self, name: str, city: str | None, days: str | None = None, more: str = "") -> str:
+    def one(
+        self, name: str, city: str | None, days: str | None = None, *, more: bool = False
+    ) -> str:
         """A call."""
         if self.city is None or self.days is None:
-            parts = [f'"city": {json.dumps(city)}'] * (city is not None)
-            parts += [f'"days": {days}'] * (days is not None)
-            return self.call.format(
-                name, "{" + ", ".join([*parts, *([more] if more else [])]) + "}"
-            )
+            key = "{}=" if self.call == PYTHON else '"{}": '
+            parts = [key.format("city") + json.dumps(city)] * (city is not None)
+            parts += [f"{key.format('days')}{days}"] * (days is not None)
+            parts += [key.format("more") + "1"] * more
+            given = ", ".join(parts)
+            return self.call.format(name, given if self.call == PYTHON else f"{{{given}}}")
         values = [self.city.format(city)] * (city is not None)
         return self.call.format(name, "".join(values) + (self.days.format(days) if days else ""))
 
@@ -72,6 +79,10 @@ LLAMA = '{{"name": "{}", "parameters": {}}}'
 WRITTEN = {
     "hermes": Written(HERMES),
     "llama3_json": Written(LLAMA, between="; "),
+    "mistral": Written("[TOOL_CALLS]{}[ARGS]{}", between=""),
+    "mistral, old": Written(LISTED, section="[TOOL_CALLS] [{}]", between=", "),
+    "xlam": Written(LISTED, section="[{}]", between=", "),
+    "pythonic": Written(PYTHON, section="[{}]", between=", "),
     "qwen3_coder": Written(CODER, CODER_CITY, CODER_CITY.replace("city", "days")),
     "glm45": Written(GLM45, GLM45_CITY, GLM45_CITY.replace("city", "days")),
     "glm47": Written(
@@ -95,27 +106,36 @@ WRITTEN = {
         "<minimax:tool_call>\n{}\n</minimax:tool_call>",
     ),
 }
+TOOLS = [tools for tools in WRITTEN if "old" not in tools]
+UNMARKED = ["llama3_json", "xlam", "pythonic"]
 GOOD = {tools: one.one("weather", 'Os"lo\n<b>', "2") for tools, one in WRITTEN.items()}
 BAD = {
     tools: [
         one.one("weather", None),
         one.one("other", "x"),
-        one.one("weather", "x", "x") if one.city else one.one("weather", "x", more='"more": 1'),
+        one.one("weather", "x", "x") if one.city else one.one("weather", "x", more=True),
     ]
     for tools, one in WRITTEN.items()
 }
 
 
-@pytest.mark.parametrize("tools", GOOD)
+def format_of(tools: str, oracle: Oracle) -> str:
+    """The key of a format's texts. The tokenizer decides between Mistral's."""
+    old = tools == "mistral" and not oracle.tokenizer.is_marker("[ARGS]")
+    return "mistral, old" if old else tools
+
+
+@pytest.mark.parametrize("tools", TOOLS)
 def test_required_calls(oracle: Oracle, tools: str) -> None:
+    form = format_of(tools, oracle)
     asked = Tools("tool_choice", {"weather": CITY}, required=True)
     written = oracle.written("", None, tools)
     source = constraint(Wanted(None, asked), written).source
-    every = WRITTEN[tools].all
-    good, two = every(GOOD[tools]), every(GOOD[tools], GOOD[tools])
+    every = WRITTEN[form].all
+    good, two = every(GOOD[form]), every(GOOD[form], GOOD[form])
     assert oracle.accepts(source, good)
     assert oracle.accepts(source, two)
-    outside = [*map(every, BAD[tools]), "text", f"text {good}"]
+    outside = [*map(every, BAD[form]), "text", f"text {good}"]
     assert [bad for bad in outside if oracle.accepts(source, bad)] == []
     one = constraint(Wanted(None, asked._replace(parallel=False)), written).source
     assert oracle.accepts(one, good)
@@ -127,32 +147,108 @@ def test_required_calls(oracle: Oracle, tools: str) -> None:
     assert contents_of(called) == []
 
 
-def test_strict_tools_without_markers(oracle: Oracle) -> None:
-    """What begins as an object is a call; any other text is none, whatever is in it."""
-    asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
-    source = constraint(Wanted(None, asked), oracle.written("", None, "llama3_json")).source
-    good, book = GOOD["llama3_json"], LLAMA.format("book", '{"a": [1]}')
-    for text in ("no call", "", " \n", good, f"{good}; {book}", f"so {BAD['llama3_json'][0]}"):
-        assert oracle.accepts(source, text), text
-    assert [bad for bad in [*BAD["llama3_json"], '{"a": 1}'] if oracle.accepts(source, bad)] == []
-
-
-@pytest.mark.parametrize("tools", sorted(GOOD.keys() - {"llama3_json"}))
-def test_strict_tools_among_free_text(oracle: Oracle, tools: str) -> None:
+@pytest.mark.parametrize("tools", UNMARKED)
+def test_strict_tools_without_markers(oracle: Oracle, tools: str) -> None:
+    """What begins with the bracket is calls; any other text has none."""
     asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
     source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source
-    every = WRITTEN[tools].all
-    good, free = every(GOOD[tools]), every(WRITTEN[tools].one("book", "x", "[1]"))
+    form = WRITTEN[tools]
+    good, book = GOOD[tools], form.one("book", "x", "1", more=True)
+    for text in ("no call", "", " \n", form.all(good), form.all(good, book), "so [1] {'a': {}}"):
+        assert oracle.accepts(source, text), text
+    bad = [form.all(one) for one in BAD[tools][::2]]
+    outside = [*bad, *(f"so {one}" for one in bad), form.section[:1].replace("{", '{"a": 1}')]
+    outside += ["[TOOL_CALLS]weather[ARGS]{}", 'so {\n"type": "function"', "```json\n" + bad[0]]
+    if tools == "pythonic":
+        outside += ["weather()", "<|python_start|>weather()"]
+    for text in outside:
+        assert not oracle.accepts(source, text) or not calls_of(
+            parse(output_parser(tools), [text])
+        ), text
+
+
+@pytest.mark.parametrize("tools", sorted(set(TOOLS) - set(UNMARKED)))
+def test_strict_tools_among_free_text(oracle: Oracle, tools: str) -> None:
+    form = format_of(tools, oracle)
+    asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
+    source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source
+    every = WRITTEN[form].all
+    good, free = every(GOOD[form]), every(WRITTEN[form].one("book", "x", "[1]"))
     for text in ("no call", good, f"so:\n{good}\nand\n{free}", f"a < b {good}"):
         assert oracle.accepts(source, text), text
-    assert [bad for bad in BAD[tools] if oracle.accepts(source, f"so {every(bad)}")] == []
+    assert [bad for bad in BAD[form] if oracle.accepts(source, f"so {every(bad)}")] == []
 
 
-@pytest.mark.parametrize("tools", GOOD)
+OTHERWISE = {  # how calls begin that are no more in their format
+    "qwen3_coder": "<function=weather>\n</function>",
+    "minimax_m2": '<invoke name="weather">\n</invoke>',
+    "deepseek_v32": '<｜DSML｜invoke name="weather">\n</｜DSML｜invoke>',
+    "deepseek_v3": "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "deepseek_v31": "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "mistral": '[{"name": "weather", "arguments": {}}]',
+}
+
+
+@pytest.mark.parametrize("tools", OTHERWISE)
+def test_strict_tools_are_not_called_otherwise(oracle: Oracle, tools: str) -> None:
+    """Parsers read it, so that strict functions must not be called so."""
+    asked = Tools("tools", {"weather": CITY}, required=False)
+    source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source
+    text = OTHERWISE[tools]
+    assert calls_of(parse(output_parser(tools), [text])) == [("weather", "{}")]
+    assert not oracle.accepts(source, text)
+    assert not oracle.accepts(source, f"so {text}")
+
+
+CUT = {  # values in which parsers see their end
+    "qwen3_coder": ["a\n<parameter=days>\nx", "a</function>\n</tool_call>"],
+    "glm47": ["a<arg_key>days</arg_key>x", "a</tool_call><tool_call>"],
+    "minimax_m2": ['a<parameter name="days">x', "a</invoke></minimax:tool_call>"],
+    "deepseek_v32": ['a<｜DSML｜parameter name="days">x', "a</｜DSML｜invoke><｜DSML｜invoke"],
+}
+
+
+@pytest.mark.parametrize("tools", CUT)
+def test_values_end_where_parsers_see_their_end(plain: Oracle, tools: str) -> None:
+    asked = Tools("tool_choice", {"weather": CITY}, required=True)
+    source = constraint(Wanted(None, asked), plain.written("", None, tools)).source
+    form = WRITTEN[tools]
+    for value in CUT[tools]:
+        assert not plain.accepts(source, form.all(form.one("weather", value, "2"))), value
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["b"], ["a", "b", "c"]])
+def test_arguments_in_python(plain: Oracle, required: list[str]) -> None:
+    """Commas are between those that there are."""
+    properties = {"a": {"type": "boolean"}, "b": {"type": "string"}, "c": {"type": "array"}}
+    schema = {"type": "object", "properties": properties, "required": required}
+    asked = Tools("tool_choice", {"f": schema}, required=True)
+    source = constraint(Wanted(None, asked), plain.written("", None, "pythonic")).source
+    values = {"a": "True", "b": '"é \\"x\\n"', "c": '["]", {"d": null}]'}
+    for chosen in product((False, True), repeat=3):
+        given = {key: values[key] for key, one in zip(values, chosen, strict=True) if one}
+        text = f"[f({', '.join(f'{key}={value}' for key, value in given.items())})]"
+        assert plain.accepts(source, text) == set(required).issubset(given), text
+        parser = TOOL_PARSERS.get("pythonic")({"f": schema})
+        assert parser is not None
+        (called,) = calls_of([*parser.push(text), *parser.finish()])
+        read = {"a": True, "b": 'é "x\n', "c": ["]", {"d": None}]}
+        assert json.loads(called[1]) == {key: read[key] for key in given}
+
+
+def test_a_key_that_python_cannot_write_is_refused(plain: Oracle) -> None:
+    schema = {"type": "object", "properties": {"a b": {}}}
+    asked = Tools("tool_choice", {"f": schema}, required=True)
+    with pytest.raises(InvalidRequest, match="'a b'"):
+        constraint(Wanted(None, asked), plain.written("", None, "pythonic"))
+
+
+@pytest.mark.parametrize("tools", TOOLS)
 def test_an_object_or_calls(oracle: Oracle, tools: str) -> None:
+    form = format_of(tools, oracle)
     asked = Wanted(OBJECT, Tools("tools", {"weather": CITY}, required=False))
     source = constraint(asked, oracle.written("", None, tools)).source
-    assert oracle.accepts(source, WRITTEN[tools].all(GOOD[tools]))
+    assert oracle.accepts(source, WRITTEN[form].all(GOOD[form]))
     assert oracle.accepts(source, '{"city": "x"}')
     assert not oracle.accepts(source, "text")
 

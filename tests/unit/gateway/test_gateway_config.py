@@ -49,7 +49,7 @@ def test_parsers_are_chosen_by_name() -> None:
     assert (chosen.reasoning_parser, chosen.tool_call_parser) == ("qwen3", "hermes")
     with pytest.raises(ValidationError, match=r"must be .*openai_gptoss or qwen3"):
         settings(reasoning_parser="qwen4")
-    with pytest.raises(ValidationError, match=r"must be .*hermes.* or openai or qwen3_coder"):
+    with pytest.raises(ValidationError, match=r"must be .*hermes.* or openai or pythonic"):
         settings(tool_call_parser="xml")
 
 

@@ -12,7 +12,7 @@ from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
 
-PLAIN = Format(None, None, None, lambda _: False)
+PLAIN = Format(None, None, None, lambda _: "")
 
 
 def language(**fields: Any) -> Language:

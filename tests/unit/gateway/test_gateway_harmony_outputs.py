@@ -15,8 +15,7 @@ from surestep_gateway.parsers import (
     ToolCallEnd,
     ToolCallStart,
 )
-from surestep_gateway.parsers.harmony import MAX_HEADER, HarmonyParser
-from surestep_gateway.parsers.harmony_header import read_header
+from surestep_gateway.parsers.harmony import MAX_HEADER, HarmonyParser, read_header
 
 
 def call(arguments: str, name: str = "weather", index: int = 0) -> list[Event]:

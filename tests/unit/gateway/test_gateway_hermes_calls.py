@@ -70,7 +70,8 @@ def test_a_call_without_arguments() -> None:
         '<tool_call>{"name": "bad \\x escape", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "two\nlines", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "weather", "parameters": {}}</tool_call>',
+        '<tool_call>{"name": "weather", "args": {}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>',
         '<tool_call>{"arguments": {"a": 1}}</tool_call>',
         '<tool_call>{"arguments": {"a": <b>}, "name": "weather"}</tool_call>',
         "<tool_call>[]</tool_call> and more",
@@ -92,7 +93,8 @@ def test_a_call_follows_what_was_none() -> None:
     [
         ("\n</tool_call>", []),  # a brace too few
         ("}}}\n</tool_call>", []),  # too many
-        ('}, "id": 3}</tool_call>', [', "id": 3}']),
+        (', "id": "3"}</tool_call>', []),
+        (', "note": 3}</tool_call>', [', "note": 3}']),
         ("} wait\n</tool_call>!", ["wait\n", "!"]),
         ("", []),
         ("}\n</tool_", []),
@@ -142,7 +144,8 @@ def test_llama_writes_calls_without_markers(lead: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"So {LLAMA}",
+        '{"a": ' + LLAMA + "}",
+        "So {weather} and [weather] and ```weather``` are",
         '{"name": "Bob", "parameters": {}}',
         '{"name": "weather"}',
         '{"a": [1, {"b": 2}]}',

@@ -18,7 +18,14 @@ from support.clients.parser_cases import (
     words,
 )
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
-from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
+from surestep_gateway.parsers import (
+    Event,
+    Reasoning,
+    ToolArguments,
+    ToolCallStart,
+    coalesce,
+    content_of,
+)
 from surestep_gateway.text.tokenizer import Tokenizer
 
 HERMES = [
@@ -70,9 +77,41 @@ LLAMA = [
         '<|python_tag|>{"name": "book", "parameters": {}}',
     ),
 ]
+MISTRAL = [
+    *("</think>", "so", "[TOOL", '_CALLS]weather[ARGS]{"city": "', '}"}[TOOL_CALLS]', " [{"),
+    *('"name": "book", "arguments": {}}', ", {", '"id": 1}]', "[TO", "DO]"),
+]
+XLAM = [
+    *(
+        "</think>",
+        "a ```",
+        "json\n[{",
+        '"arguments": "{\\"ci',
+        'ty\\": 1}"',
+        ', "type": "function"',
+    ),
+    *(', "name": "weather"}', ",\n{", '"name": "book", "arguments": {}}', "]\n``", "`", "b"),
+]
+PYTHON = [
+    *(
+        "</think>",
+        "\n[weat",
+        'her(city="a\\',
+        "u00e9'",
+        '", days',
+        "=-1",
+        "_0)",
+        ", book(",
+        "guests=(",
+    ),
+    *("1, {'a'", ": True})", ")] [x", '{"na', 'me": "book", "parameters": {}}'),
+]
 OUTPUTS = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
+    "mistral": MISTRAL,
+    "xlam": XLAM,
+    "pythonic": PYTHON,
     "qwen3_coder": CODER,
     "glm45": GLM,
     "deepseek_v3": V3,
@@ -147,10 +186,14 @@ FRAGMENTS = st.sampled_from(
     ]
 )
 TEXTS = st.lists(FRAGMENTS, max_size=30)
+BARE = ("[", "]", ", ", "```", "json", '{"name": "weather", "arguments": {', "}}", '{"a": {')
 MARKUP = dict.fromkeys(("hermes", "qwen3_coder"), TEXTS) | {
     tools: st.lists(st.one_of(FRAGMENTS, st.sampled_from(markup)), max_size=30)
     for tools, markup in {
         "llama3_json": ("<|python_tag|>", '{"name": "weather", "parameters": {', "}}", ";"),
+        "mistral": (*BARE, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "weather", '{"a": "'),
+        "xlam": (*BARE, '"arguments": "{', '\\"a\\": 1}"', '"name": "weather"'),
+        "pythonic": (*BARE, "weather(", "city=", "'a", "'", '"""', "(1, [", "-2", "book()", "\\x4"),
         "glm45": ("<arg_key>city", "<arg_key>days", "</arg_key>", "<arg_value>", "</arg_value>"),
         "deepseek_v3": (*SECTION, *ONE, "weather\n", "```json", "```", "function"),
         "deepseek_v31": (*SECTION, *ONE, "weather", '{"city": "'),
@@ -191,6 +234,17 @@ def test_no_text_is_lost(
     calls = [event.index for event in events if isinstance(event, ToolCallStart)]
     assert calls == list(range(len(calls)))
     assert coalesce(events) == events
+
+
+@pytest.mark.parametrize("tools", MARKUP)
+@given(data=st.data())
+def test_text_without_calls_is_content_to_the_character(tools: str, data: st.DataObject) -> None:
+    """Where no tool is named, or no marker of the format is there."""
+    fragments = data.draw(MARKUP[tools])
+    text = "".join(fragments).replace("weather", "lookup").replace("book", "look")
+    if tools not in ("llama3_json", "xlam", "pythonic"):
+        text = text.replace("<", "(").replace("[TOOL", "[TOO")
+    assert content_of(parse(output_parser(tools), [text])) == text
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,8 @@ def test_a_function_that_is_never_closed() -> None:
         "<tool_call>\n<function=>\n</function>\n</tool_call>",
         "<tool_call>\n<function=two\nlines>\n</function>\n</tool_call>",
         '<tool_call>{"name": "weather", "arguments": {}}</tool_call>',
-        "<function=weather></function>",
+        "<function=other></function>",
+        "`<function=weather>` calls it.",
     ],
 )
 def test_what_is_no_call_stays_content(text: str) -> None:
@@ -113,10 +114,10 @@ def test_what_is_no_call_stays_content(text: str) -> None:
         ("city>\n", '{"city": "'),
         ("\nOs", '{"city": "Os'),
         ("Oslo\n</par", '{"city": "Oslo\\n</par'),
-        ("Oslo\n</parameter>", '{"city": "Oslo"'),
+        ("Oslo\n</parameter>", '{"city": "Oslo"}'),  # it may be whole
         ("<parameter=da", '{"city": "Oslo", "da'),
         ("days>\n1", '{"city": "Oslo", "days": 1'),
-        ("12\n</parameter>", '{"city": "Oslo", "days": 12'),
+        ("12\n</parameter>", '{"city": "Oslo", "days": 12}'),
         ("</function>", '{"city": "Oslo", "days": 12}'),
     ],
 )
