@@ -115,3 +115,25 @@ def test_calls_and_json(setup: str, tmp_path: Path) -> None:
                 for name, arguments in found:
                     assert name == "weather", case
                     jsonschema.validate(arguments, CITY)
+
+
+def test_reasoning_that_would_not_end(tmp_path: Path) -> None:
+    """The bias has the model think for ever; what may follow a thought ends the answer."""
+    with served(SETUPS["qwen3-hermes"], tmp_path) as (client, bias):
+        think, _, _, end = bias
+        body = {
+            "model": "model",
+            "messages": [{"role": "user", "content": "hello"}],
+            "logit_bias": {think: 95.0, end: 95.0, "17": 94.0},
+            "max_tokens": 60,
+        }
+        for budget in (0, 5, 50, -1):
+            body |= {"thinking_token_budget": budget, "temperature": 0}
+            answer = client.post("/v1/chat/completions", json=body).json()
+            details = answer["usage"]["completion_tokens_details"]
+            if budget < 0:
+                assert answer["choices"][0]["finish_reason"] == "length"
+                continue
+            assert answer["choices"][0]["finish_reason"] == "stop", answer
+            assert details["reasoning_tokens"] - budget in (0, 1)
+            assert not answer["choices"][0]["message"]["content"]

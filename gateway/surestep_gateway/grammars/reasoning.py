@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from surestep_common.errors import UnsupportedParameter
 
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
@@ -20,21 +23,25 @@ from .language import (
     up_to,
 )
 
+THINKING_BUDGET = "thinking_token_budget"
 _OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
 _BODY = Rules("@body")
 
 
 class Wanted(NamedTuple):
-    """The wishes of a request for its output; at least one of both."""
+    """The wishes of a request for its output; at least one of them."""
 
     content: Language | None = None
     tools: Tools | None = None
+    thinking: int | None = None  # most tokens of reasoning; None: any number
 
     @property
     def field(self) -> str:
         """The request's field that asks for it."""
-        return self.content.field if self.content is not None else self.tools_field
+        if self.content is not None:
+            return self.content.field
+        return self.tools.field if self.tools is not None else THINKING_BUDGET
 
     def promised(self) -> dict[str, tuple[str, Json]]:
         """Return the client's schemas that are narrower than the grammar, each with its field, by
@@ -47,10 +54,6 @@ class Wanted(NamedTuple):
             found |= self.tools.promised
         return found
 
-    @property
-    def tools_field(self) -> str:
-        return self.tools.field if self.tools is not None else ""
-
 
 class Format(NamedTuple):
     """The way the model writes, and where in its output it is: `parser` has read what there is."""
@@ -59,6 +62,7 @@ class Format(NamedTuple):
     tools: str | None
     parser: ReasoningParser | None
     token: TokenName
+    token_id: Callable[[str], int | None] = lambda _: None
 
     def is_token(self, marker: str) -> bool:
         """Whether a marker is a token, which no text is to a grammar."""
@@ -78,17 +82,19 @@ def constraint(wanted: Wanted, written: Format) -> Constraint:
     if written.reasoning == HARMONY_REASONING:
         rules = _harmony(wanted, written)
     else:
+        _check_bound(wanted, written)
         rules = _plain(wanted, written)
         parser = written.parser
         barred = parser.also_ends if parser is not None and wanted.tools is not None else ()
-        if parser is not None and parser.reasoning and written.is_token(_CLOSE) and not barred:
+        free = wanted.thinking is None and not barred
+        if parser is not None and parser.reasoning and written.is_token(_CLOSE) and free:
             # Free text costs nothing where no grammar follows it.
             begins_after = _CLOSE
             rules = Rules(f"{_GAP} ({rules.expression})", rules.rules)
         elif parser is not None and (
             parser.reasoning or (parser.may_reason and written.is_token(_OPEN))
         ):
-            rules = _behind_thought(rules, parser, barred, written.is_token)
+            rules = _behind_thought(rules, parser, barred, written.is_token, wanted.thinking)
     bodies = {"body": wanted.content} if "@body" in rules.expression + rules.rules else {}
     source = source_of(rules, {name: body for name, body in bodies.items() if body is not None})
     return Constraint(checked(source, wanted.field), begins_after)
@@ -97,6 +103,8 @@ def constraint(wanted: Wanted, written: Format) -> Constraint:
 def _plain(wanted: Wanted, written: Format) -> Rules:
     """Return the language behind the reasoning."""
     tools = wanted.tools
+    if wanted.content is None and tools is None:
+        return Rules(f"<[^{written.token_id(_OPEN)}]>*")  # anything but more reasoning
     if tools is None or written.tools is None:
         return _BODY
     if tools.required:
@@ -107,16 +115,32 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
     return text_with_calls(written.tools, tools, written.token)
 
 
+def _check_bound(wanted: Wanted, written: Format) -> None:
+    """Raise UnsupportedParameter for a tokenizer that leaves a bound of reasoning no place."""
+    if wanted.thinking is not None and not (written.is_token(_OPEN) and written.is_token(_CLOSE)):
+        raise UnsupportedParameter(
+            f"'{THINKING_BUDGET}': the tokenizer has no tokens {_OPEN} and {_CLOSE}",
+            param=THINKING_BUDGET,
+        )
+
+
 def _behind_thought(
-    content: Rules, parser: ReasoningParser, barred: tuple[str, ...], is_token: IsToken
+    content: Rules,
+    parser: ReasoningParser,
+    barred: tuple[str, ...],
+    is_token: IsToken,
+    most: int | None,
 ) -> Rules:
     """Return the language of content with reasoning in front, where that may still come.
 
-    The reasoning has none of the `barred` markers, which would begin a call in the middle of it.
+    The reasoning has none of the `barred` markers, which would begin a call in the middle of it,
+    and `most` tokens at most.
     """
     without = "".join(f" & ~/(?s:.*){pattern(one)}(?s:.*)/" for one in barred if not is_token(one))
     if is_token(_CLOSE):
-        thought = f"thought: THOUGHT {_CLOSE} {_GAP}\nTHOUGHT: {ANYTHING}{without}\n"
+        bound = "" if most is None else f"[max_tokens={most}]"
+        thought = f"thought: {'thinking' if most != 0 else ''} {_CLOSE} {_GAP}\n"
+        thought += f"thinking{bound}: THOUGHT\nTHOUGHT: {ANYTHING}{without}\n"
     else:
         thought = f"thought: thought_text {_GAP}\n"
         thought += f"thought_text[lazy]: {up_to(_CLOSE)}{without}\n"

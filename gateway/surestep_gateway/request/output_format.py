@@ -15,7 +15,7 @@ from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import ResponseFormat, StructuredBody
-from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
+from surestep_gateway.grammars.reasoning import THINKING_BUDGET, Format, Wanted, constraint
 from surestep_gateway.grammars.structured import served_schema
 from surestep_gateway.parsers import (
     HARMONY_CALLS,
@@ -160,7 +160,25 @@ def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted |
     tools = None
     if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
         tools = _wanted_tools(request, style._replace(additional_properties=False))
-    return None if content is None and tools is None else Wanted(content, tools)
+    budget = _thinking_budget(processor.settings, request)
+    return Wanted(content, tools, budget) if (content, tools, budget) != (None,) * 3 else None
+
+
+def _thinking_budget(settings: GatewaySettings, request: GenerationBody) -> int | None:
+    """Return the most tokens of reasoning; None: any number. Raise UnsupportedParameter."""
+    budget = request.thinking_token_budget if isinstance(request, ChatBody) else None
+    if budget is None or budget < 0:
+        return None
+    reason = ""
+    if settings.reasoning_parser is None:
+        reason = "requires the server to run with --reasoning-parser"
+    elif settings.reasoning_parser == HARMONY_REASONING:
+        reason = "is not supported for gpt-oss, which has 'reasoning_effort'"
+    elif settings.structured_outputs().enable_in_reasoning:
+        reason = "is not supported by a server with enable_in_reasoning"
+    if reason:
+        raise UnsupportedParameter(f"'{THINKING_BUDGET}' {reason}", param=THINKING_BUDGET)
+    return budget
 
 
 def grammar_field(request: GenerationBody) -> str | None:
@@ -238,11 +256,14 @@ def constrain(processor: TextProcessor, prepared: PreparedRequest, wanted: Wante
         and not settings.structured_outputs().enable_in_reasoning
     )
     parser = ChatOutput(settings, prepared).reasoning if chat else None
+    if wanted.content is None and wanted.tools is None and not (parser and parser.may_reason):
+        return  # there is no reasoning to bound
     written = Format(
         settings.reasoning_parser if chat else None,
         settings.tool_call_parser,
         parser,
         tokenizer.in_grammars,
+        tokenizer.id,
     )
     with processor.checking(wanted.field):
         found = constraint(wanted, written)

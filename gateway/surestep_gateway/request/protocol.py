@@ -306,6 +306,7 @@ class ChatBody(GenerationBody):
     ) = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[Whole, Field(ge=-1, le=UINT31)] | None = None  # -1: any number
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None

@@ -155,6 +155,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "tokens": {"tokens": [5, 6]},
     "tool_choice": {"tools": TOOLS, "tool_choice": "auto"},
     "tools": {"tools": TOOLS},
+    "thinking_token_budget": {"thinking_token_budget": -1},  # the tokenizer here has no <think>
     "top_logprobs": {"logprobs": True, "top_logprobs": 2},
     "verbosity": {"verbosity": "high"},
     "truncation_side": {"truncate_prompt_tokens": 1, "truncation_side": "right"},

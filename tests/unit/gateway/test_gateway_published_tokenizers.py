@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.checkpoints.published import PUBLISHED, published_tokenizer
+from surestep_common.errors import UnsupportedParameter
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
 from surestep_gateway.output.detokenize import Detokenizer
+from surestep_gateway.parsers import REASONING_PARSERS
 from surestep_gateway.request.bad_words import bad_words
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
@@ -94,10 +96,37 @@ def test_forced_text_is_spelled_in_tokens_of_text(pair: Pair) -> None:
 
 def test_schemas_as_libraries_print_them_compile(pair: Pair) -> None:
     corpus = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_text())
-    written = Format(None, None, None, pair.ours.is_marker)
+    written = Format(None, None, None, pair.ours.in_grammars)
     for one in corpus["schemas"]:
         body = StructuredBody.model_validate({"guided_json": one["schema"]})
         asked = content_language(body, JsonStyle(), pair.ours.is_marker)
         began = time.process_time()
         matcher_of(pair.lark, constraint(Wanted(asked), written).source)
         assert time.process_time() - began < 1, one["name"]
+
+
+@pytest.mark.parametrize("prompt", ["", "<think>\n"], ids=["may think", "thinks"])
+@pytest.mark.parametrize("budget", [0, 3])
+def test_reasoning_is_bounded(pair: Pair, prompt: str, budget: int) -> None:
+    """By the token; behind it is anything, calls too, but no more reasoning."""
+    parser = REASONING_PARSERS.get("qwen3")(prompt, {})
+    written = Format("qwen3", None, parser, pair.ours.in_grammars, pair.ours.id)
+    if not pair.ours.is_marker("<think>"):
+        with pytest.raises(UnsupportedParameter, match="has no tokens <think>"):
+            constraint(Wanted(thinking=budget), written)
+        return
+    source = constraint(Wanted(thinking=budget), written).source
+    think, thought = (pair.ours.id(f"{slash}think>") for slash in ("<", "</"))
+    opening = [] if prompt else [think]
+    word, end = pair.ours.encode_now("tree", add_special_tokens=False)[:1], [thought]
+
+    def taken(*ids: Any) -> int:
+        return LLMatcher(pair.lark, source).try_consume_tokens([*opening, *ids]) - len(opening)
+
+    assert taken(*word * (budget + 1)) == budget
+    called = [*word, *pair.ours.encode_now("<tool_call>{}</tool_call>", add_special_tokens=False)]
+    assert taken(*word * budget, *end, *called) == budget + 1 + len(called)
+    assert taken(*end, *word, think) == 2
+    if not prompt:
+        matcher = LLMatcher(pair.lark, source)
+        assert matcher.try_consume_tokens([*word, *word, think]) == 2
