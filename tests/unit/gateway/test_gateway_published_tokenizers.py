@@ -116,7 +116,8 @@ def test_reasoning_is_bounded(pair: Pair, prompt: str, budget: int) -> None:
             constraint(Wanted(thinking=budget), written)
         return
     source = constraint(Wanted(thinking=budget), written).source
-    think, thought = (pair.ours.id(f"{slash}think>") for slash in ("<", "</"))
+    ids = [pair.ours.id(marker) for marker in ("<think>", "</think>")]
+    think, thought = (id_ for id_ in ids if id_ is not None)
     opening = [] if prompt else [think]
     word, end = pair.ours.encode_now("tree", add_special_tokens=False)[:1], [thought]
 
