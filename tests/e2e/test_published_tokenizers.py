@@ -28,7 +28,7 @@ COMPACT = (
     '{"disable_any_whitespace": true}',  # or a random model writes white space for ever
 )
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
-THINK = ("<think>", "</think>")
+THINK, OWN = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 GLM = (*THINK, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>")
 MINIMAX = (*THINK, "<minimax:tool_call>", "</minimax:tool_call>")
 DEEPSEEK = "<｜tool▁calls▁begin｜>"
@@ -64,7 +64,9 @@ SETUPS = {
     "llama-json": Setup("llama3_1", "llama3_json", "", chooses=False),
     "llama-pythonic": Setup("llama3_1", "pythonic", "", chooses=False),
     "llama-xlam": Setup("llama3_1", "xlam", "", call="]", chooses=False),  # which ends the list
-    "mistral": Setup("qwen3", "mistral", "", ("[TOOL_CALLS]", "[ARGS]"), call="[TOOL_CALLS]"),
+    "mistral": Setup(
+        *("qwen3", "mistral", "mistral", (*OWN, "[TOOL_CALLS]", "[ARGS]")), call="[TOOL_CALLS]"
+    ),
     "mistral-lists": Setup("llama3_1", "mistral", "", call="]", chooses=False),
     "llama-hermes": Setup("llama3_1", "hermes", "qwen3", chooses=False),
     "gemma-hermes": Setup("gemma3", "hermes", "qwen3", chooses=False),
@@ -94,7 +96,8 @@ def _bias(folder: Path, setup: Setup) -> dict[str, float]:
     """A thought once, then its end, then one call, then the end of the answer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ends = json.loads((folder / "config.json").read_text())["eos_token_id"]
-    ids = [tokenizer.token_to_id(token) for token in (*THINK, "</arg_value>", setup.call)]
+    thought = OWN if setup.reasoning == "mistral" else THINK
+    ids = [tokenizer.token_to_id(token) for token in (*thought, "</arg_value>", setup.call)]
     ids += ends if isinstance(ends, list) else [ends]
     return {str(id_): 95.0 - place for place, id_ in enumerate(ids) if id_ is not None}
 

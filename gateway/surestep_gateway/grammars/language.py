@@ -102,7 +102,7 @@ def up_to(end: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """Return a marker within a regular expression of Lark."""
+    """Return a regular expression within one of Lark."""
     return text.replace("/", "\\/").replace("\n", "\\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 from .calls import Tools, calls, text_with_calls
 from .language import (
     ANYTHING,
-    IsToken,
     Json,
     Language,
     Rules,
@@ -24,7 +24,6 @@ from .language import (
 )
 
 THINKING_BUDGET = "thinking_token_budget"
-_OPEN, _CLOSE = "<think>", "</think>"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
 _BODY = Rules("@body")
 
@@ -78,23 +77,23 @@ class Constraint(NamedTuple):
 
 def constraint(wanted: Wanted, written: Format) -> Constraint:
     """Return the grammar of an output. Raise InvalidRequest naming the field."""
-    begins_after = None
+    begins_after, parser = None, written.parser
     if written.reasoning == HARMONY_REASONING:
         rules = _harmony(wanted, written)
+    elif parser is None:
+        rules = _plain(wanted, written)
     else:
+        opened, close = parser.markers
         _check_bound(wanted, written)
         rules = _plain(wanted, written)
-        parser = written.parser
-        barred = parser.also_ends if parser is not None and wanted.tools is not None else ()
+        barred = parser.also_ends if wanted.tools is not None else ()
         free = wanted.thinking is None and not barred
-        if parser is not None and parser.reasoning and written.is_token(_CLOSE) and free:
+        if parser.reasoning and written.is_token(close) and free:
             # Free text costs nothing where no grammar follows it.
-            begins_after = _CLOSE
+            begins_after = close
             rules = Rules(f"{_GAP} ({rules.expression})", rules.rules)
-        elif parser is not None and (
-            parser.reasoning or (parser.may_reason and written.is_token(_OPEN))
-        ):
-            rules = _behind_thought(rules, parser, barred, written.is_token, wanted.thinking)
+        elif parser.reasoning or (parser.may_reason and written.is_token(opened)):
+            rules = _behind_thought(rules, written, parser, barred, wanted.thinking)
     bodies = {"body": wanted.content} if "@body" in rules.expression + rules.rules else {}
     source = source_of(rules, {name: body for name, body in bodies.items() if body is not None})
     return Constraint(checked(source, wanted.field), begins_after)
@@ -104,7 +103,7 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
     """Return the language behind the reasoning."""
     tools = wanted.tools
     if wanted.content is None and tools is None:
-        return Rules(f"<[^{written.token_id(_OPEN)}]>*")  # anything but more reasoning
+        return _anything(written)
     if tools is None or written.tools is None:
         return _BODY
     if tools.required:
@@ -117,18 +116,25 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
 
 def _check_bound(wanted: Wanted, written: Format) -> None:
     """Raise UnsupportedParameter for a tokenizer that leaves a bound of reasoning no place."""
-    if wanted.thinking is not None and not (written.is_token(_OPEN) and written.is_token(_CLOSE)):
+    markers = written.parser.markers if written.parser is not None else ()
+    if wanted.thinking is not None and not all(map(written.is_token, markers)):
         raise UnsupportedParameter(
-            f"'{THINKING_BUDGET}': the tokenizer has no tokens {_OPEN} and {_CLOSE}",
+            f"'{THINKING_BUDGET}': the tokenizer has no tokens {' and '.join(markers)}",
             param=THINKING_BUDGET,
         )
 
 
+def _anything(written: Format) -> Rules:
+    """Return the language of anything but more reasoning."""
+    opened = written.parser.markers[0] if written.parser is not None else ""
+    return Rules(f"<[^{written.token_id(opened)}]>*")
+
+
 def _behind_thought(
     content: Rules,
+    written: Format,
     parser: ReasoningParser,
     barred: tuple[str, ...],
-    is_token: IsToken,
     most: int | None,
 ) -> Rules:
     """Return the language of content with reasoning in front, where that may still come.
@@ -136,15 +142,17 @@ def _behind_thought(
     The reasoning has none of the `barred` markers, which would begin a call in the middle of it,
     and `most` tokens at most.
     """
-    without = "".join(f" & ~/(?s:.*){pattern(one)}(?s:.*)/" for one in barred if not is_token(one))
-    if is_token(_CLOSE):
+    opened, close = map(written.token, parser.markers)
+    plain = (pattern(re.escape(one)) for one in barred if not written.is_token(one))
+    without = "".join(f" & ~/(?s:.*){one}(?s:.*)/" for one in plain)
+    if close:
         bound = "" if most is None else f"[max_tokens={most}]"
-        thought = f"thought: {'thinking' if most != 0 else ''} {_CLOSE} {_GAP}\n"
+        thought = f"thought: {'thinking' if most != 0 else ''} {close} {_GAP}\n"
         thought += f"thinking{bound}: THOUGHT\nTHOUGHT: {ANYTHING}{without}\n"
     else:
         thought = f"thought: thought_text {_GAP}\n"
-        thought += f"thought_text[lazy]: {up_to(_CLOSE)}{without}\n"
-    lead = "thought" if parser.reasoning else f"(/\\n?/ {_OPEN} thought)?"
+        thought += f"thought_text[lazy]: {up_to(re.escape(parser.markers[1]))}{without}\n"
+    lead = "thought" if parser.reasoning else f"(/\\n?/ {opened} thought)?"
     return Rules(f"{lead} ({content.expression})", thought + content.rules)
 
 

@@ -1,4 +1,5 @@
-"""Reasoning between `<think>` and `</think>`, as Qwen3, DeepSeek, GLM and others write it.
+"""Reasoning between `<think>` and `</think>`, as Qwen3, DeepSeek, GLM and others write it, and
+between `[THINK]` and `[/THINK]` as Mistral does.
 
 Qwen3 writes `<think>` itself. The templates of its successors put it into the prompt, so that the
 output begins inside the reasoning; with `enable_thinking` off they put an empty pair there, so that
@@ -36,8 +37,8 @@ class ThoughtParser:
         """
         self.also_ends = also_ends
         self._unmarked = _State.REASONING if reasons else _State.CONTENT
-        self._state = _initial(prompt)
-        self._scanner = MarkerScanner(CLOSE_THOUGHT, *also_ends)
+        self._state = self._initial(prompt)
+        self._scanner = MarkerScanner(self.markers[1], *also_ends)
         self._held = ""  # at the start: possibly `<think>`; in the reasoning: newlines
         self._skip_newlines = self._state is not _State.START
 
@@ -67,13 +68,13 @@ class ThoughtParser:
 
     def _push_start(self, text: str) -> list[Event]:
         self._held += text
-        begin = self._held.lstrip()
-        if len(self._held) - len(begin) <= MAX_LAYOUT and _OPEN.startswith(begin[: len(_OPEN)]):
-            if len(begin) < len(_OPEN):
+        begin, opened = self._held.lstrip(), self.markers[0]
+        if len(self._held) - len(begin) <= MAX_LAYOUT and opened.startswith(begin[: len(opened)]):
+            if len(begin) < len(opened):
                 return []
             self._held, self._skip_newlines = "", True
             self._state = _State.REASONING
-            return self._push_reasoning(begin[len(_OPEN) :])
+            return self._push_reasoning(begin[len(opened) :])
         held, self._held = self._held, ""
         self._state = self._unmarked
         if self._state is _State.CONTENT:
@@ -104,9 +105,15 @@ class ThoughtParser:
         self._skip_newlines = not text
         return text
 
+    def _initial(self, prompt: str) -> _State:
+        opened, closed = self.markers
+        end = prompt.rstrip()
+        if end.endswith(opened):
+            return _State.REASONING
+        return _State.CONTENT if end.endswith(closed) else _State.START
 
-def _initial(prompt: str) -> _State:
-    end = prompt.rstrip()
-    if end.endswith(_OPEN):
-        return _State.REASONING
-    return _State.CONTENT if end.endswith(CLOSE_THOUGHT) else _State.START
+
+class MistralThoughtParser(ThoughtParser):
+    """Reads what Magistral and Ministral write, between markers of their own."""
+
+    markers: ClassVar[tuple[str, ...]] = ("[THINK]", "[/THINK]")

@@ -44,6 +44,13 @@ def _always_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
     return ThoughtParser(prompt, reasons=True)
 
 
+@REASONING_PARSERS.register("mistral")
+def _mistral_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
+    from .qwen3 import MistralThoughtParser
+
+    return MistralThoughtParser(prompt)
+
+
 @REASONING_PARSERS.register("glm45", "glm47")
 def _glm(prompt: str, schemas: Schemas) -> ReasoningParser:
     from .glm import GlmReasoningParser

@@ -335,6 +335,13 @@ def test_reasoning_is_free(oracle: Oracle, text: str) -> None:
     assert not oracle.accepts(ended.source, f"<think>\n</think>{json_text}")
 
 
+def test_reasoning_in_brackets_is_free(plain: Oracle) -> None:
+    """Mistral's markers, which are text to this tokenizer and no classes of characters."""
+    source = constraint(Wanted(OBJECT), plain.written("[THINK]\n", "mistral")).source
+    assert plain.accepts(source, '[THINK] so]\n[/THINK]\n\n{"city": "x"}')
+    assert not plain.accepts(source, 'so]{"city": "x"}')
+
+
 ANALYSIS = "<|channel|>analysis<|message|>why {<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 CALL = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"

@@ -120,6 +120,7 @@ OUTPUTS = {
     "minimax_m2": MINIMAX,
 }
 REASONING = {
+    "mistral": "mistral",
     "glm45": "glm45",
     "deepseek_v3": "deepseek_r1",
     "deepseek_v31": "deepseek_v3",

@@ -32,8 +32,19 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
         ("", "x", [Content("x")]),
     ],
 )
-def test_reasoning_and_content(prompt: str, text: str, events: list[Event]) -> None:
-    assert parse(output_parser(reasoning="qwen3", prompt=prompt), [text]) == events
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_reasoning_and_content(name: str, prompt: str, text: str, events: list[Event]) -> None:
+    if name == "mistral":
+        prompt, text = of_mistral(prompt), of_mistral(text)
+        events = [type(event)(of_mistral(event.text)) for event in events]
+    assert parse(output_parser(reasoning=name, prompt=prompt), [text]) == events
+
+
+def of_mistral(text: str) -> str:
+    """Between its own markers."""
+    for begin, marked in (("<think>", "[THINK]"), ("</think", "[/THINK"), ("<thi", "[THI")):
+        text = text.replace(begin, marked)
+    return text.replace("THINK>", "THINK]")
 
 
 def test_reasoning_never_calls() -> None:
