@@ -266,10 +266,11 @@ async def test_a_standby_outlives_its_template(paired: Supervised, stacks: Path)
     await paired.until(lambda now: now.standby_pid)
 
 
-async def test_what_has_threads_is_not_copied(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], stacks: Path
+@pytest.mark.parametrize("what", ["has threads", "holds a GPU"])
+async def test_what_a_fork_would_not_have_keeps_it_from_being_copied(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], stacks: Path, what: str
 ) -> None:
-    async with supervising(monkeypatch, [*command, "has threads"], standby=True) as running:
+    async with supervising(monkeypatch, [*command, what], standby=True) as running:
         now = await running.until(lambda now: now.standby_pid)
         assert importers(stacks) == {now.rank_pid, now.standby_pid}
         os.kill(now.rank_pid, signal.SIGKILL)

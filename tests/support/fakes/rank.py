@@ -30,6 +30,7 @@ from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.process import child
 from surestep_worker.process.child import is_spare
 from surestep_worker.process.rank import Build, run
 
@@ -117,6 +118,8 @@ if __name__ == "__main__":
         Path(f"{sys.argv[1]}.nice.{os.getpid()}").write_text(str(os.nice(0)))  # of this thread
         if loading == "has threads":
             threading.Thread(target=time.sleep, args=(LONG_S,), daemon=True).start()
+        if loading == "holds a GPU":
+            child._GPUS = sys.argv[1]  # which is opened now
         stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
         return build_as(loading, Path(sys.argv[1] + ".refuse"))

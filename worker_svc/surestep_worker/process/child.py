@@ -7,18 +7,20 @@ needs itself: both take a part of a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from surestep_common.process import die_with, python_module
 
 START_RANK = "--start-rank"
+_GPUS = "/dev/nvidia"
 _LOOKS, _LOOK_S = 200, 0.001
 SPARE = "--spare"  # of a standby that is started while there is a rank
 
@@ -56,11 +58,13 @@ def control_sockets() -> tuple[socket.socket, socket.socket]:
 
 def fork_beside(parent: int) -> bool:
     """Fork, and return whether this is the new process: another child of `parent`, which is this
-    one's parent and adopts orphans meanwhile. Raises OSError, for a process with threads too: a
-    fork has none of them, though others may wait for what they hold.
+    one's parent and adopts orphans meanwhile. Raises OSError, also for a process with threads or a
+    GPU: a fork has none of them, and is of no use where something waits for them.
     """
     if not _has_no_threads():
         raise OSError(errno.EDEADLK, "it has threads")
+    if any(path.startswith(_GPUS) for path in _open_files()):
+        raise OSError(errno.EBUSY, "it has opened a GPU")
     between = os.fork()
     if between:
         _, status = os.waitpid(between, 0)
@@ -87,6 +91,12 @@ def _has_no_threads() -> bool:
             return True
         time.sleep(_LOOK_S)
     return False
+
+
+def _open_files() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the list itself is closed by now
+            yield os.readlink(f"/proc/self/fd/{name}")
 
 
 def start_early(arguments: list[str]) -> Started | None:
