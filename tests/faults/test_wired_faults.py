@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -157,9 +156,8 @@ def test_gateways_are_restarted_one_after_the_other(served: Served) -> None:
                 await fronts.enter_async_context(gateway_to(served, scheduler)) for _ in range(2)
             ]
             for leaving, staying in ((first, second), (second, first)):
-                stop = functools.partial(leaving.process.send_signal, signal.SIGTERM)
                 async with asyncio.TaskGroup() as tasks:
-                    old = tasks.create_task(run(leaving.url, served.asks, AT, stop))
+                    old = tasks.create_task(through_its_end(served, leaving))
                     new = tasks.create_task(run(staying.url, served.asks))
                 assert differences(served.expected, old.result()) == []
                 assert differences(served.expected, new.result()) == []
@@ -171,6 +169,27 @@ def test_gateways_are_restarted_one_after_the_other(served: Served) -> None:
 
     asyncio.run(streams())
     served.server.recovered(served.holdings)
+
+
+async def through_its_end(served: Served, front: Front) -> list[Answer]:
+    """Answers through a gateway that is told to stop when all of them have begun."""
+    tally, parts = Tally(), [Answer.of(ask) for ask in served.asks]
+    async with (
+        client_of(front.url) as client,
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as tasks,
+    ):
+        for ask, part in zip(served.asks, parts, strict=True):
+            tasks.create_task(stream(client, ask, tally, part))
+        await begun(parts, tally)
+        front.process.send_signal(signal.SIGTERM)
+    return parts
+
+
+async def begun(parts: Sequence[Answer], tally: Tally) -> None:
+    """Wait until each has something: a request that is still on its way may be refused."""
+    while not all(part.times[1:] for part in parts):
+        await tally.reached(tally.tokens + 1)
 
 
 @served_by(["none-tp1"])
@@ -219,21 +238,22 @@ def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: Fa
     stack = second.stack
 
     async def streams() -> None:
-        tally = Tally()
+        tally, parts = Tally(), [Answer.of(ask) for ask in asks]
         async with (
             client_of(stack.url) as client,
             asyncio.timeout(90),
             asyncio.TaskGroup() as tasks,
         ):
-            answers = [tasks.create_task(stream(client, ask, tally)) for ask in asks]
-            await tally.reached(AT)
+            for ask, part in zip(asks, parts, strict=True):
+                tasks.create_task(stream(client, ask, tally, part))
+            await begun(parts, tally)
             stack.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(stack.wait_until, lambda: not stack.is_ready(), "drain", 20)
             with pytest.raises(openai.APIStatusError) as refusal:
                 await stream(client, served.asks[-1], Tally())
         assert refusal.value.status_code == 503
         assert float(refusal.value.response.headers["retry-after"]) >= 0
-        assert differences(expected, [answer.result() for answer in answers]) == []
+        assert differences(expected, parts) == []
 
     asyncio.run(streams())
     assert stack.process.wait(30) == 0

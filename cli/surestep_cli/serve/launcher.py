@@ -26,7 +26,7 @@ from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import python_module, raise_file_limit
 from surestep_common.watchdog import STANDBY
 from surestep_worker.config import gpu_is_here, torch_has_cuda
-from surestep_worker.process.child import START_RANK
+from surestep_worker.process.child import COPYABLE, START_RANK
 
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import unbreakable
@@ -182,7 +182,8 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
 
     def worker(rank: int, supervisor: str) -> Service:
         early = (START_RANK,) if settings.device == "cpu" else ()
-        started = child(f"worker{rank}", "surestep_worker", *early, SURESTEP_RANK=str(rank))
+        own = {f"{ENV_PREFIX}RANK": str(rank)} | COPYABLE
+        started = child(f"worker{rank}", "surestep_worker", *early, **own)
         return Service(started, [GrpcProbe(supervisor)])
 
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.

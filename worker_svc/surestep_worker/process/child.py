@@ -20,6 +20,7 @@ from typing import NamedTuple
 from surestep_common.process import die_with, python_module
 
 START_RANK = "--start-rank"
+COPYABLE = {"OPENBLAS_NUM_THREADS": "1"}  # environment: a fork would not have numpy's threads
 _GPUS = "/dev/nvidia"
 _LOOKS, _LOOK_S = 200, 0.001
 SPARE = "--spare"  # of a standby that is started while there is a rank

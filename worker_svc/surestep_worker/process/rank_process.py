@@ -36,7 +36,7 @@ from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
 from .adoption import Adopted
-from .child import SPARE, Child, Copy, Started, Stranger, control_sockets, start
+from .child import COPYABLE, SPARE, Child, Copy, Started, Stranger, control_sockets, start
 from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,7 @@ class RankProcess:
         """Start a standby; its settings are passed in the environment. A `spare` one leaves the
         cores to the rank that there is."""
         launcher = {PARENT_PID: str(parent)} if (parent := parent_pid()) is not None else {}
-        own = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would keep it from being copied
-        environ = child_environ(settings.environ() | launcher | own)
+        environ = child_environ(settings.environ() | launcher | COPYABLE)
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         return cls(start([*command, SPARE] if spare else command, environ))

@@ -62,9 +62,11 @@ class Standbys:
 
     async def keep(self) -> None:
         """Keep a template, and a standby copied from it, beside a rank that is ready."""
-        if self._template is None:
+        if self._template is None and self._standby is None:
             await asyncio.sleep(_DELAY_S)
         for attempt in range(sys.maxsize):
+            if self._template is None:  # a standby without one can be copied as well
+                self._template, self._standby = self._standby, None
             template = self._template = self._template or await self._spawn()
             async with asyncio.TaskGroup() as tasks:
                 keeping = tasks.create_task(self._keep_standby(template))
