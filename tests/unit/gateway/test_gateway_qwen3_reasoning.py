@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from support.clients.parser_cases import output_parser, parse
-from surestep_gateway.parsers import Content, Event, Reasoning, ToolCallStart
+from surestep_gateway.parsers import Content, Reasoning, ToolCallStart
 
 OPEN = "<|im_start|>assistant\n<think>\n"  # templates that begin the reasoning
 PLAIN = "<|im_start|>assistant\n"  # templates that leave it to the model
@@ -33,7 +33,9 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
     ],
 )
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])
-def test_reasoning_and_content(name: str, prompt: str, text: str, events: list[Event]) -> None:
+def test_reasoning_and_content(
+    name: str, prompt: str, text: str, events: list[Reasoning | Content]
+) -> None:
     if name == "mistral":
         prompt, text = of_mistral(prompt), of_mistral(text)
         events = [type(event)(of_mistral(event.text)) for event in events]
