@@ -1,4 +1,5 @@
-"""From token ids to events, one token at a time: whole characters only, cut at stop strings.
+"""From token ids to events, one token at a time: whole characters only, cut at stop strings and
+where they repeat themselves.
 
 Tokens are processed one by one whatever the chunks they arrive in, so the text and the place where
 it ends do not depend on how many tokens a step happened to yield.
@@ -10,12 +11,14 @@ import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from surestep_common.invariants import IntArray
+
 from surestep_gateway.parsers import Event, OutputParser, coalesce
 from surestep_gateway.parsers.stop_strings import MarkerScanner
 from surestep_gateway.text.tokenizer import Tokenizer
 
-from .repetition import RepetitionDetector
-
+REPEATED = "repetition_detected"  # why an output has ended
 _MAX_BEGUN = 3  # bytes, and so tokens, of a character that is not whole
 
 
@@ -95,6 +98,29 @@ class StopScanner:
     def flush(self) -> str:
         """Return the text held back for a stop string that never came."""
         return self._scanner.flush()
+
+
+class RepetitionDetector:
+    """Finds what vLLM's `repetition_detection` describes. Time and memory of a token grow with the
+    longest pattern alone: for each length it counts the tokens that equal the one so far before.
+    """
+
+    def __init__(self, min_size: int, max_size: int, min_count: int, *, min_tokens: int) -> None:
+        """Patterns have `min_size` to `max_size` tokens; the first `min_tokens` end nothing."""
+        self._sizes = np.arange(1, max_size + 1)
+        self._enough = self._sizes * (min_count - 1)
+        self._enough[: max(min_size, 1) - 1] = np.iinfo(np.int64).max
+        self._latest = np.full(max_size, -1)  # token ids, the last one first
+        self._equal: IntArray = np.zeros(max_size, dtype=np.int64)
+        self._left = min_tokens
+
+    def push(self, token_id: int) -> bool:
+        """Return whether a pattern has come often enough with this token."""
+        self._equal = np.where(self._latest == token_id, self._equal + 1, 0)
+        self._latest[1:] = self._latest[:-1]
+        self._latest[0] = token_id
+        self._left -= 1
+        return self._left < 0 and bool((self._equal >= self._enough).any())
 
 
 class Piece(NamedTuple):

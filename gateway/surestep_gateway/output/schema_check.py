@@ -50,7 +50,7 @@ class Checks:
 
 
 class SchemaCheck:
-    """What one sequence has written of what was promised."""
+    """The texts of one sequence that were promised to be as schemas say."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks, self._promised = checks, checks.promised

@@ -15,10 +15,9 @@ from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of
 from surestep_gateway.schedulers.journal import Journal, ResumableStream
 
-from .detokenize import TextAssembler
+from .detokenize import REPEATED, TextAssembler
 from .drafted import Run, runs
 from .logprobs import Position, positions
-from .repetition import STOP_REASON
 from .schema_check import SchemaCheck, Violations
 from .usage import TokenUsage
 
@@ -161,7 +160,7 @@ class OutputSequence:
         if piece.stop is not None:
             self.finish_reason = "stop"
         elif piece.repeats:
-            self.finish_reason, stop_reason = "repetition", STOP_REASON
+            self.finish_reason, stop_reason = "repetition", REPEATED
         elif reason == STOP:
             self.finish_reason = "stop"
             last = self.journal.emitted_ids[-1]

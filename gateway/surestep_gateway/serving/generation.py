@@ -16,9 +16,13 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.auth.tenants import Caller, Tenant
 from surestep_gateway.context import Gateway
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
-from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
+from surestep_gateway.output.detokenize import (
+    Detokenizer,
+    RepetitionDetector,
+    StopScanner,
+    TextAssembler,
+)
 from surestep_gateway.output.drafted import wants_drafted
-from surestep_gateway.output.repetition import RepetitionDetector
 from surestep_gateway.output.schema_check import (
     Checks,
     Promised,

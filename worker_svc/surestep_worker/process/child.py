@@ -141,7 +141,7 @@ class Stranger:
 
 
 class Copy(Stranger):
-    """What `Popen` is for a child that this process has adopted, of one that it has started."""
+    """A child that this process has adopted; `Popen` is for those that it has started."""
 
     def wait(self) -> None:
         """Reap it, when it has ended."""

@@ -28,7 +28,7 @@ _TEMPLATE_BYTES = 400 << 20  # torch when imported, and a reserve for other proc
 
 
 class Standbys:
-    """Those of one rank. `keep` is run while there is a rank, `take` when there is none."""
+    """The standby of a rank and its template. `keep` is run beside a rank, `take` without one."""
 
     def __init__(
         self, command: Sequence[str], settings: WorkerSettings, first: RankProcess | None
