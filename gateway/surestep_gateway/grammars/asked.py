@@ -9,7 +9,7 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .config import JsonStyle
 from .fields import ResponseFormat, StructuredBody, StructuredOutputs
-from .language import IsToken, Json, Language
+from .language import Json, Language, TokenName
 from .structural_tags import format_language, structures_language
 from .structured import (
     any_object,
@@ -31,18 +31,18 @@ _SAYING = {
 _NOTHING: tuple[Any, ...] = (None, "", False)  # values that ask for nothing
 
 
-def content_language(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> Language | None:
+def content_language(body: StructuredBody, style: JsonStyle, token: TokenName) -> Language | None:
     """Return the language of a request's content, None for any text.
 
-    `style` is the server's, `is_token` the tokenizer's. Raise InvalidRequest naming the field, also
+    `style` is the server's, `token` the tokenizer's. Raise InvalidRequest naming the field, also
     for two languages.
     """
     structured = body.structured_outputs or StructuredOutputs(json=None)
     style = _style(body, structured, style)
     found = [
-        *_response_format(body.response_format or ResponseFormat(schema=None), style, is_token),
-        *_structured(structured, style, is_token),
-        *_by_themselves(body, style, is_token),
+        *_response_format(body.response_format or ResponseFormat(schema=None), style, token),
+        *_structured(structured, style, token),
+        *_by_themselves(body, style, token),
     ]
     if len(found) > 1:
         raise InvalidRequest(
@@ -61,7 +61,7 @@ def _style(body: StructuredBody, asked: StructuredOutputs, style: JsonStyle) -> 
     )
 
 
-def _response_format(asked: ResponseFormat, style: JsonStyle, is_token: IsToken) -> list[Language]:
+def _response_format(asked: ResponseFormat, style: JsonStyle, token: TokenName) -> list[Language]:
     field = "response_format"
     _refuse_unknown(asked, field)
     for name in ("json_schema", "bare_schema", "structures", "triggers", "format"):
@@ -76,7 +76,7 @@ def _response_format(asked: ResponseFormat, style: JsonStyle, is_token: IsToken)
         case "json_object" | "json_schema":
             return [_with_schema(asked, field, style)]
         case "structural_tag":
-            return [_tagged(asked, field, style, is_token)]
+            return [_tagged(asked, field, style, token)]
     return []
 
 
@@ -93,24 +93,24 @@ def _with_schema(asked: ResponseFormat, field: str, style: JsonStyle) -> Languag
     return json_language(named.json_schema, place, style)
 
 
-def _structured(asked: StructuredOutputs, style: JsonStyle, is_token: IsToken) -> list[Language]:
+def _structured(asked: StructuredOutputs, style: JsonStyle, token: TokenName) -> list[Language]:
     outer = "structured_outputs"
     _refuse_unknown(asked, outer)
     return [
         *_json(asked.json_schema, f"{outer}.json", style),
         *([any_object(f"{outer}.json_object", style)] if asked.json_object else ()),
         *_texts(asked.regex, asked.choice, asked.grammar, f"{outer}."),
-        *_tags(asked.structural_tag, f"{outer}.structural_tag", style, is_token),
+        *_tags(asked.structural_tag, f"{outer}.structural_tag", style, token),
     ]
 
 
-def _by_themselves(body: StructuredBody, style: JsonStyle, is_token: IsToken) -> list[Language]:
+def _by_themselves(body: StructuredBody, style: JsonStyle, token: TokenName) -> list[Language]:
     """Return the languages of fields of their own: vLLM's older ones, SGLang's, llama.cpp's."""
     return [
         *_json(body.guided_json, "guided_json", style),
         *([any_object("guided_json_object", style)] if body.guided_json_object else ()),
         *_texts(body.guided_regex, body.guided_choice, body.guided_grammar, "guided_"),
-        *_tags(body.structural_tag, "structural_tag", style, is_token),
+        *_tags(body.structural_tag, "structural_tag", style, token),
         *_json(body.json_schema, "json_schema", style),
         *_texts(body.regex, None, body.grammar, ""),
         *([grammar_language(body.ebnf, "ebnf")] if body.ebnf else ()),
@@ -135,7 +135,7 @@ def _texts(
 
 
 def _tags(
-    asked: str | Json | None, field: str, style: JsonStyle, is_token: IsToken
+    asked: str | Json | None, field: str, style: JsonStyle, token: TokenName
 ) -> list[Language]:
     """Return the language of a structural tag, which may be JSON text."""
     if not asked:
@@ -147,21 +147,21 @@ def _tags(
     except ValueError as error:
         raise InvalidRequest(f"{field}: not a structural tag: {error}", param=field) from None
     _refuse_unknown(parsed, field)
-    return [_tagged(parsed, field, style, is_token)]
+    return [_tagged(parsed, field, style, token)]
 
 
-def _tagged(asked: ResponseFormat, field: str, style: JsonStyle, is_token: IsToken) -> Language:
+def _tagged(asked: ResponseFormat, field: str, style: JsonStyle, token: TokenName) -> Language:
     if asked.format is None:
         for number, one in enumerate(asked.structures or ()):
             _refuse_unknown(one, f"{field}.structures[{number}]")
         return structures_language(
-            asked.structures or (), asked.triggers or (), field, style, is_token
+            asked.structures or (), asked.triggers or (), field, style, token
         )
     if asked.structures or asked.triggers:
         raise InvalidRequest(
             f"{field}.format: there are 'structures' or 'triggers' too", param=f"{field}.format"
         )
-    return format_language(asked.format, f"{field}.format", style, is_token)
+    return format_language(asked.format, f"{field}.format", style, token)
 
 
 def _refuse_unknown(asked: BaseModel, field: str) -> None:

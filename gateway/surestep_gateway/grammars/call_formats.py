@@ -16,7 +16,7 @@ from surestep_gateway.parsers.json_calls import ARGUMENTS, ASIDE
 from surestep_gateway.parsers.pythonic import is_keyword
 from surestep_gateway.parsers.schema import resolved
 
-from .language import ANYTHING, Json, TokenName, inline, pattern, quoted, up_to
+from .language import ANYTHING, Json, TokenName, inline, markers, pattern, quoted, up_to
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
@@ -152,7 +152,7 @@ def written(text: str, token: TokenName, **put_in: str) -> str:
     parts = (
         part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
     )
-    return " ".join(token(part) or quoted(part) for part in parts if part) or '""'
+    return markers(parts, token)
 
 
 def call_rules(form: CallFormat, schemas: Schemas, token: TokenName) -> str:

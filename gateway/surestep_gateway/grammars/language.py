@@ -19,7 +19,6 @@ from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
 
 Json = dict[str, Any]
 
-IsToken = Callable[[str], bool]  # whether a marker is a token, which no text is to a grammar
 TokenName = Callable[[str], str]  # its name in Lark; empty where it is text
 
 TAG = re.compile(r"(<[^<>\s]+>)")
@@ -76,19 +75,19 @@ def fault_in(source: str) -> str:
     return " ".join(LLMatcher.validate_grammar(source).split())[:_SHOWN_CHARS]
 
 
-def marker(text: str, is_token: IsToken) -> str:
+def marker(text: str, token: TokenName) -> str:
     """Return a marker as a Lark expression: one that is a token is no text."""
-    return text if is_token(text) else quoted(text)
+    return token(text) or quoted(text)
 
 
-def marked(text: str, is_token: IsToken) -> str:
+def marked(text: str, token: TokenName) -> str:
     """Return a text as a Lark expression in which tags that are tokens are no text."""
-    return markers(TAG.split(text), is_token)
+    return markers(TAG.split(text), token)
 
 
-def markers(parts: Iterable[str], is_token: IsToken) -> str:
+def markers(parts: Iterable[str], token: TokenName) -> str:
     """Return parts of a text, of which some may be markers, as one Lark expression."""
-    return " ".join(marker(part, is_token) for part in parts if part) or '""'
+    return " ".join(marker(part, token) for part in parts if part) or '""'
 
 
 def quoted(text: str) -> str:

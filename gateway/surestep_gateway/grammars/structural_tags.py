@@ -14,7 +14,7 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .config import JsonStyle
 from .fields import MAX_STRUCTURES, Structure
-from .language import ANYTHING, TAG, IsToken, Json, Language, inline, marked, quoted
+from .language import ANYTHING, TAG, Json, Language, TokenName, inline, marked, quoted
 from .structured import ANY_OBJECT, exact_schema, grammar_language, styled
 
 _MOST_FORMATS = 16 * MAX_STRUCTURES  # in one request
@@ -26,7 +26,7 @@ def structures_language(
     triggers: Sequence[str],
     field: str,
     style: JsonStyle,
-    is_token: IsToken,
+    token: TokenName,
 ) -> Language:
     """Return the language of text in which JSON follows tags. Raise InvalidRequest.
 
@@ -42,14 +42,14 @@ def structures_language(
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"begin": one.begin, "content": content, "end": one.end})
     asked = {"type": "triggered_tags", "triggers": list(triggers), "tags": tags}
-    return Language(field, lark=_Formats(style, is_token, "structures").grammar(asked, field))
+    return Language(field, lark=_Formats(style, token, "structures").grammar(asked, field))
 
 
-def format_language(asked: Any, field: str, style: JsonStyle, is_token: IsToken) -> Language:
+def format_language(asked: Any, field: str, style: JsonStyle, token: TokenName) -> Language:
     """Return the language of xgrammar's `format`. Raise InvalidRequest, UnsupportedParameter."""
     if isinstance(asked, dict) and asked.get("type") == "grammar":
         return grammar_language(_text(asked, "grammar", field), field)
-    return Language(field, lark=_Formats(style, is_token).grammar(asked, field))
+    return Language(field, lark=_Formats(style, token).grammar(asked, field))
 
 
 class _Formats:
@@ -59,8 +59,8 @@ class _Formats:
     Without one, free text ends with the output and must be `last` in it.
     """
 
-    def __init__(self, style: JsonStyle, is_token: IsToken, tags_name: str = "tags") -> None:
-        self._style, self._is_token, self._tags_name = style, is_token, tags_name
+    def __init__(self, style: JsonStyle, token: TokenName, tags_name: str = "tags") -> None:
+        self._style, self._token, self._tags_name = style, token, tags_name
         self._rules: list[str] = []
         self._left = _MOST_FORMATS
 
@@ -130,7 +130,7 @@ class _Formats:
     def _up_to(self, end: str) -> str:
         """Return any text and its end: up to the first one, or to the first tag that is a token."""
         before, *rest = TAG.split(end, maxsplit=1)
-        if rest and self._is_token(rest[0]):
+        if rest and self._token(rest[0]):
             lexeme = self._rule(f"TEXT {quoted(before)}", name="TEXT_")
             return f"{lexeme} {self._mark(end[len(before) :])}"
         return self._rule(f"TEXT {quoted(end)}", "[lazy]")
@@ -180,7 +180,7 @@ class _Formats:
                 f"{at}.begin: it begins with none of the triggers", param=f"{at}.begin"
             )
         marker = TAG.match(trigger)
-        if marker is not None and self._is_token(marker[0]):
+        if marker is not None and self._token(marker[0]):
             trigger, lead = marker[0], f"TEXT {marker[0]}"
         else:
             lead = self._rule(f"TEXT {quoted(trigger)}", "[lazy]")
@@ -209,7 +209,7 @@ class _Formats:
             yield place, one
 
     def _mark(self, text: str) -> str:
-        return marked(text, self._is_token)
+        return marked(text, self._token)
 
     def _rule(self, body: str, how: str = "", name: str = "tag_") -> str:
         name += str(len(self._rules))

@@ -156,7 +156,7 @@ def _must_call(request: ChatRequest) -> bool:
 def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
     """Return what a request asks of its output, None if nothing. Raise InvalidRequest."""
     style = processor.settings.structured_outputs().style()
-    content = content_language(request, style, processor.tokenizer.is_marker)
+    content = content_language(request, style, processor.tokenizer.in_grammars)
     tools = None
     if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
         tools = _wanted_tools(request, style._replace(additional_properties=False))

@@ -17,7 +17,7 @@ PLAIN = Format(None, None, None, lambda _: "")
 
 def language(**fields: Any) -> Language:
     """The language of these fields."""
-    found = content_language(StructuredBody.model_validate(fields), JsonStyle(), lambda text: False)
+    found = content_language(StructuredBody.model_validate(fields), JsonStyle(), lambda text: "")
     assert found is not None
     return found
 

@@ -34,7 +34,7 @@ def plain(tmp_path: Path) -> Oracle:
 
 def language(style: JsonStyle = JsonStyle(), **fields: Any) -> Language:  # noqa: B008
     """The language of these fields."""
-    found = content_language(StructuredBody.model_validate(fields), style, lambda text: False)
+    found = content_language(StructuredBody.model_validate(fields), style, lambda text: "")
     assert found is not None
     return found
 
@@ -261,7 +261,7 @@ def test_free_text_ends_at_a_marker_that_is_a_token(oracle: Oracle) -> None:
     asked = {"type": "sequence", "elements": [think, const("a")]}
     kind = {"response_format": {"type": "structural_tag", "format": asked}}
     found = content_language(
-        StructuredBody.model_validate(kind), JsonStyle(), oracle.tokenizer.is_marker
+        StructuredBody.model_validate(kind), JsonStyle(), oracle.tokenizer.in_grammars
     )
     assert found is not None
     source = constraint(Wanted(found), oracle.written("")).source
@@ -277,7 +277,7 @@ def test_structural_tags_are_tokens_where_the_tokenizer_has_them(
     structure = {"begin": begin, "schema": CITY, "end": end}
     tags = {"type": "structural_tag", "structures": [structure], "triggers": [trigger]}
     asked = StructuredBody.model_validate({"response_format": tags})
-    found = content_language(asked, JsonStyle(), oracle.tokenizer.is_marker)
+    found = content_language(asked, JsonStyle(), oracle.tokenizer.in_grammars)
     assert found is not None
     source = constraint(Wanted(found), oracle.written("")).source
     good, bad = f'{begin}{{"city": "a"}}{end}', f"{begin}{{}}{end}"

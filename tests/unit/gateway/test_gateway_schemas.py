@@ -51,7 +51,7 @@ def lark(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
 
 def language(schema: Any, style: JsonStyle = JsonStyle()) -> Language:  # noqa: B008
     body = StructuredBody.model_validate({"guided_json": schema})
-    found = content_language(body, style, lambda _: False)
+    found = content_language(body, style, lambda _: "")
     assert found is not None
     return found
 
