@@ -27,6 +27,7 @@ POOL: Final = 6
 # Those of Pooling.
 LAST_TOKEN: Final = 1
 MEAN: Final = 2
+LABEL_LOGITS: Final = 3
 
 NULL_BLOCK: Final = 0  # never allocated: padding of block tables points at it
 

@@ -7,9 +7,10 @@ anything is copied or gone through.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from surestep_proto.sampling_pb2 import Grammar, SamplingParams
+from surestep_proto.sampling_pb2 import LABEL_LOGITS, Grammar, Pooling, SamplingParams
 
 from .errors import InvalidRequest, RequestTooLarge
 
@@ -28,6 +29,7 @@ MAX_GRAMMAR_BYTES = 1 << 18  # of a grammar's source: a set of tools with their 
 # Between two tokens of JSON, as a pattern: a model may write nothing else for ever.
 JSON_WHITE_SPACE = r"[ \t\n\r]{0,32}"
 MAX_CHOICES = 4096  # texts of which an output may be one
+MAX_LABELS = 64  # tokens whose logits are a vector
 MAX_BEGINS_AFTER = 16  # tokens of the end of reasoning
 MAX_PROMPT_LOGPROBS = 1 << 18  # prompt tokens times alternatives
 
@@ -96,6 +98,13 @@ def check_grammar(grammar: Grammar) -> None:
         raise InvalidRequest("the grammar is empty", param="grammar")
     _require("grammar", len(grammar.source.encode()), MAX_GRAMMAR_BYTES, "bytes")
     _require("grammar", len(grammar.begins_after), MAX_BEGINS_AFTER, "ids in begins_after")
+
+
+def check_labels(pooling: Pooling, label_ids: Sequence[int]) -> None:
+    """Raise InvalidRequest for labels where none are read, and for none or too many elsewhere."""
+    if (pooling == LABEL_LOGITS) != bool(label_ids):
+        raise InvalidRequest("label_ids and LABEL_LOGITS go together", param="label_ids")
+    _require("label_ids", len(label_ids), MAX_LABELS, "token ids")
 
 
 def check_name(param: str, name: str) -> None:

@@ -28,6 +28,7 @@ from .http.errors import on_http_exception, on_surestep_error, on_unexpected_err
 from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
 from .request.output_format import with_output_format
+from .request.score_inputs import judging_ids
 from .schedulers.pool import SchedulerPool
 from .stored.running import Running
 from .stored.store import open_store
@@ -45,6 +46,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     settings = with_output_format(settings, processor)
     processor = replace(processor, settings=settings)
     check_vocabulary(settings.model, processor.tokenizer)
+    judging_ids(processor)  # which raises for tokens that are none
     metrics = GatewayMetrics(settings.model_names()[0])
     return Gateway(
         settings=settings,

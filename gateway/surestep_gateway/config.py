@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -156,7 +157,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     hf_overrides: dict[str, Any] | None = Field(
         None,
         description="JSON, what config.json should say instead; of embeddings: is_matryoshka, "
-        "matryoshka_dimensions, and whatever the workers are given",
+        "matryoshka_dimensions; of a model that judges: classifier_from_token; and "
+        "whatever the workers are given",
     )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
@@ -288,6 +290,13 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         known = PoolerConfig if info.field_name == "pooler_config" else HfOverrides
         check_keys(known, given or {})
         return given
+
+    @cached_property
+    def judging_tokens(self) -> tuple[str, ...]:
+        """The tokens that say no and yes where the model judges, or yes alone."""
+        return tuple(
+            HfOverrides.model_validate(self.hf_overrides or {}).classifier_from_token or ()
+        )
 
     def api_keys(self) -> ApiKeys:
         """Return the keys of clients. Raise ValueError for a malformed file."""

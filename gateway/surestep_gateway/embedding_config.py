@@ -12,9 +12,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from surestep_common.errors import InvalidRequest
 from surestep_common.model_files import read_json, read_object
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, Pooling
@@ -45,6 +53,21 @@ class HfOverrides(BaseModel):
 
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[PositiveInt] | None = None
+    # The model judges whether a document meets a query, by its logits of these tokens: no and yes,
+    # or yes alone. The others say so too, in vLLM's words.
+    classifier_from_token: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    method: Literal["from_2_way_softmax", "no_post_processing"] | None = None
+    is_original_qwen3_reranker: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_a_score(self) -> Self:
+        tokens = self.classifier_from_token or ()
+        ways = {0: (None,), 1: (None, "no_post_processing"), 2: (None, "from_2_way_softmax")}
+        if self.method not in ways[len(tokens)]:
+            raise ValueError(f"method {self.method} makes no score of {len(tokens)} tokens")
+        if self.is_original_qwen3_reranker and len(tokens) != 2:
+            raise ValueError("is_original_qwen3_reranker needs the two of classifier_from_token")
+        return self
 
 
 def check_keys(known: type[BaseModel], given: Mapping[str, Any]) -> None:

@@ -12,9 +12,11 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NO_POOLING: _ClassVar[Pooling]
     LAST_TOKEN: _ClassVar[Pooling]
     MEAN: _ClassVar[Pooling]
+    LABEL_LOGITS: _ClassVar[Pooling]
 NO_POOLING: Pooling
 LAST_TOKEN: Pooling
 MEAN: Pooling
+LABEL_LOGITS: Pooling
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "want_logprobs", "num_top_logprobs", "want_prompt_logprobs", "num_top_prompt_logprobs", "grammar")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 from e2e.conftest import FLAGS
 from openai import BadRequestError, OpenAI
 from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transformers
 from support.processes.stack import Stack, serve
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=0)]
 
@@ -109,3 +111,26 @@ def test_a_model_that_writes_text_makes_vectors_too(stack: Stack, tiny_model: Pa
     assert np.abs(embed(stack, TEXTS) - theirs).max() < TOLERANCE
     text = client_of(stack).completions.create(model="tiny", prompt="x", max_tokens=3)
     assert text.choices[0].text
+
+
+def test_a_judge_is_served_by_the_command_line_of_vllm(tiny_model: Path, tmp_path: Path) -> None:
+    """Its class of vLLM is no obstacle; scores are those of transformers' logits."""
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["n", "y"],
+        "is_original_qwen3_reranker": True,
+    }
+    template = "{{ messages[0].content }} | {{ messages[1].content }} 'query' 'document'"
+    flags = (*FLAGS, "--runner", "pooling", "--chat-template", template)
+    query, *documents = TEXTS
+    with serve(tiny_model, tmp_path, *flags, "--hf-overrides", json.dumps(overrides)) as stack:
+        body = {"text_1": query, "text_2": documents}
+        scored = httpx.post(f"{stack.url}/v1/score", json=body, timeout=60).json()["data"]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    labels = tokenizer.convert_tokens_to_ids(["n", "y"])
+    for one, document in zip(scored, documents, strict=True):
+        ids = tokenizer(f"{query} | {document} 'query' 'document'", return_tensors="pt")
+        with torch.inference_mode():
+            logits = model(ids["input_ids"]).logits[0, -1, labels]
+        assert one["score"] == pytest.approx(float(logits.softmax(0)[1]), abs=TOLERANCE)

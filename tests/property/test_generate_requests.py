@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
 from surestep_proto.sampling_pb2 import SamplingParams, TokenSequence
 from surestep_proto.scheduler_pb2 import GenerateRequest
+from surestep_proto.worker_pb2 import Admission
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.service.requests import ended, parse_request
 
@@ -73,7 +74,8 @@ VECTORS = st.builds(
     max_tokens=mostly(st.just(0), UINT32),
     sampling=mostly(st.none(), SAMPLING),
     num_draft_tokens=mostly(st.none(), UINT32),
-    pooling=mostly(st.integers(1, 2), st.integers(0, 5)),
+    pooling=mostly(st.integers(1, 3), st.integers(0, 5)),
+    label_ids=st.just([]) | VALID_IDS | IDS,
 )
 
 
@@ -95,7 +97,11 @@ def test_parsed_or_refused_by_name(message: GenerateRequest) -> None:
     sampling = request.sampling
     assert request.id
     if request.pooling:
-        assert (sampling, request.sampling_bytes, len(request.emitted_ids)) == (None, 0, 0)
+        assert (sampling, len(request.emitted_ids)) == (None, 0)
+        assert bool(request.label_ids) == (request.pooling == 3)
+        assert request.passed_bytes >= len(
+            Admission(label_ids=request.label_ids).SerializeToString()
+        )
         return
     assert request.max_tokens >= 1
     assert all(math.isfinite(v) for v in sampling.logit_bias.values())

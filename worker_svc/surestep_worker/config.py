@@ -12,6 +12,7 @@ from surestep_common import addresses
 from surestep_common.access import PeerSettings, is_local
 from surestep_common.config import Count, gpus_are_hidden
 from surestep_common.gguf import ModelPath
+from surestep_common.model_files import OVERRIDES_OF_GATEWAY
 
 from surestep_worker.checkpoint.model_folder import Replacements
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
@@ -23,7 +24,6 @@ _CPU_STEP_TOKENS = 512  # a long prompt is done as soon as by 2048 and holds oth
 _CPU_STEP_TOKENS_PER_SEQ = 4  # so that prompts advance beside the windows of all
 
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
-OF_EMBEDDINGS = frozenset({"is_matryoshka", "matryoshka_dimensions"})  # read by the gateway
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -248,7 +248,10 @@ class WorkerSettings(PeerSettings):
     def replacements(self) -> Replacements:
         """What counts in place of what the model's folder says."""
         given = self.hf_overrides or {}
-        config = {key: value for key, value in given.items() if key not in OF_EMBEDDINGS}
+        left_out = set(OVERRIDES_OF_GATEWAY)
+        if "classifier_from_token" in given:  # vLLM's class for it, which has no output head
+            left_out.add("architectures")
+        config = {key: value for key, value in given.items() if key not in left_out}
         return Replacements(self.generation_folder, config)
 
     @property

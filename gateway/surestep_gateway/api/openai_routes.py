@@ -17,14 +17,16 @@ from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.answer_metrics import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.output.json_pieces import JsonPieces
 from surestep_gateway.request.embedding_body import EmbeddingRequest, RerankRequest, ScoreRequest
-from surestep_gateway.request.embedding_inputs import PreparedInputs, PreparedScores
+from surestep_gateway.request.embedding_inputs import PreparedInputs
 from surestep_gateway.request.prompts import PreparedRequest
-from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.request.tokenizer_bodies import (
+from surestep_gateway.request.protocol import (
+    ChatRequest,
+    CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,
 )
+from surestep_gateway.request.score_inputs import PreparedScores
 from surestep_gateway.serving.choice_stream import ChoiceEvents
 from surestep_gateway.serving.choices import ChatChoices, ChoiceBuilder, CompletionChoices
 from surestep_gateway.serving.embeddings import Embedding

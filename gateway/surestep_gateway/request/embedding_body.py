@@ -74,11 +74,22 @@ OneOrMore = Annotated[
 ]
 
 
-class ScoreRequest(EmbeddingBody):
+class ScoreFields(EmbeddingBody):
+    """The options of a request to compare texts."""
+
+    max_tokens_per_query: Natural | None = None  # of each, the first ones; 0 or None: all
+    max_tokens_per_doc: Natural | None = None
+    instruction: str | None = None  # to a model that judges
+    chat_template_kwargs: dict[str, Any] | None = None  # of its prompt
+
+
+class ScoreRequest(ScoreFields):
     """POST /v1/score: one text beside each of several, or as many pairs as there are texts."""
 
     text_1: OneOrMore = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
-    text_2: OneOrMore = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
+    text_2: OneOrMore = Field(
+        validation_alias=AliasChoices("text_2", "documents", "items", "data_2")
+    )
 
 
 class TextDocument(Body):
@@ -91,7 +102,7 @@ def _kind_of_document(document: Any) -> str:
     return "<object>" if isinstance(document, dict | TextDocument) else "<text>"
 
 
-class RerankRequest(EmbeddingBody):
+class RerankRequest(ScoreFields):
     """POST /v1/rerank: documents by their likeness to a query."""
 
     query: str

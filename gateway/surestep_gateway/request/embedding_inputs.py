@@ -11,7 +11,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
-from .embedding_body import EmbeddingBody, EmbeddingRequest, RerankRequest, ScoreRequest
+from .embedding_body import EmbeddingBody, EmbeddingRequest
 from .parse import parse
 from .prepare import INLINE_PROMPTS, MAX_SENT_IDS, Draft, check_model
 from .prompts import bounded_text, ids_and_texts, packed
@@ -25,16 +25,7 @@ class PreparedInputs:
 
     body: EmbeddingBody  # without inputs
     inputs: Sequence[Sequence[int]]  # packed ids, in the order of the request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedScores:
-    """A request to compare texts, as inputs of embeddings."""
-
-    inputs: PreparedInputs
-    pairs: Sequence[tuple[int, int]]  # of inputs, each with a score
-    documents: Sequence[str] | None = None  # shown with the results
-    top_n: int | None = None  # of a ranking, how many; None for scores in their order
+    label_ids: Sequence[int] = ()  # tokens whose logits are wanted instead of a hidden state
 
 
 def draft_embedding(
@@ -44,50 +35,10 @@ def draft_embedding(
     request = parse(EmbeddingRequest, raw)
     given, texts = ids_and_texts(request.input, "input")
     named = [(text, "input") for text in texts]
-    return _draft(processor, request, given, named, info)
+    return draft_inputs(processor, request, given, named, info)
 
 
-def draft_score(
-    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
-) -> Draft[PreparedScores]:
-    """POST /v1/score. Raises SurestepError."""
-    request = parse(ScoreRequest, raw)
-    first, second = ([x] if isinstance(x, str) else x for x in (request.text_1, request.text_2))
-    if len(first) not in (1, len(second)):
-        raise InvalidRequest(
-            f"text_1: must be one text, or {len(second)} like text_2, not {len(first)}",
-            param="text_1",
-        )
-    pairs = [(n % len(first), len(first) + n) for n in range(len(second))]
-    named = [*((text, "text_1") for text in first), *((text, "text_2") for text in second)]
-    draft = _draft(processor, request, [], named, info)
-    return Draft(
-        draft.texts,
-        lambda encoded: PreparedScores(inputs=draft.finish(encoded), pairs=pairs),
-    )
-
-
-def draft_rerank(
-    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
-) -> Draft[PreparedScores]:
-    """POST /v1/rerank. Raises SurestepError."""
-    request = parse(RerankRequest, raw)
-    documents = [one if isinstance(one, str) else one.text for one in request.documents]
-    pairs = [(0, 1 + n) for n in range(len(documents))]
-    named = [(request.query, "query"), *((text, "documents") for text in documents)]
-    draft = _draft(processor, request, [], named, info)
-    return Draft(
-        draft.texts,
-        lambda encoded: PreparedScores(
-            inputs=draft.finish(encoded),
-            pairs=pairs,
-            documents=None if request.return_documents is False else documents,
-            top_n=request.top_n or len(documents),
-        ),
-    )
-
-
-def _draft(
+def draft_inputs(
     processor: TextProcessor,
     request: EmbeddingBody,
     given: Sequence[list[int]],
@@ -107,24 +58,31 @@ def _draft(
     def finish(encoded: Sequence[list[int]]) -> PreparedInputs:
         ending = processor.tokenizer.ending if special else ()
         fitted = [
-            *(_fit(ids, (), request, info, "input") for ids in given),
+            *(fit_input(ids, (), request, info, "input") for ids in given),
             *(
-                _fit(ids, ending, request, info, param)
+                fit_input(ids, ending, request, info, param)
                 for ids, (_, param) in zip(encoded, texts, strict=True)
             ),
         ]
-        total = sum(map(len, fitted))
-        if total > max(MAX_SENT_IDS, most):
-            param = texts[-1][1] if texts else "input"
-            raise InvalidRequest(
-                f"{param}: all texts have {total} tokens, more than {MAX_SENT_IDS}", param=param
-            )
-        return PreparedInputs(body=request, inputs=[packed(ids) for ids in fitted])
+        inputs = packed_inputs(fitted, texts[-1][1] if texts else "input", info)
+        return PreparedInputs(body=request, inputs=inputs)
 
     return Draft(Texts(bounded, special), finish)
 
 
-def _fit(
+def packed_inputs(
+    fitted: Sequence[list[int]], param: str, info: SchedulerInfo
+) -> list[Sequence[int]]:
+    """Return the ids of all inputs, packed. Raise InvalidRequest for too many of them."""
+    total = sum(map(len, fitted))
+    if total > max(MAX_SENT_IDS, info.max_pooled_len):
+        raise InvalidRequest(
+            f"{param}: all texts have {total} tokens, more than {MAX_SENT_IDS}", param=param
+        )
+    return [packed(ids) for ids in fitted]
+
+
+def fit_input(
     ids: list[int], ending: Sequence[int], body: EmbeddingBody, info: SchedulerInfo, param: str
 ) -> list[int]:
     """Return ids that can be pooled, truncated as requested. Raise InvalidRequest.

@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 
-from .protocol import UNSUPPORTED_KIND, Body
-from .tokenizer_bodies import TokenizeBody, TokenizeChatBody
+from .protocol import UNSUPPORTED_KIND, Body, TokenizeBody, TokenizeChatBody
 from .unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 logger = logging.getLogger(__name__)

@@ -34,10 +34,16 @@ from .output_format import (
 )
 from .parse import parse, parse_tokenize
 from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
-from .protocol import ChatRequest, CompletionRequest, GenerationBody, TemplateFields
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    GenerationBody,
+    TemplateFields,
+    TokenizeChatBody,
+)
 from .render import answering_role, begun, echoed, render_chat
 from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
-from .tokenizer_bodies import DetokenizeBody, TokenizeChatBody
 from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop

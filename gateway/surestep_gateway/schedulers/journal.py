@@ -41,6 +41,7 @@ class Journal:
     sampling: SamplingParams = field(default_factory=SamplingParams)  # shared by siblings
     ignore_eos: bool = False
     pooling: Pooling = NO_POOLING  # any other: a vector is wanted, and no tokens
+    label_ids: Sequence[int] = ()  # of a vector of logits
     seed: int = 0  # of this sequence
     tenant: Tenant = ANYBODY
     priority: int = 0
@@ -74,6 +75,7 @@ class Journal:
             emitted_ids=self.emitted_ids,
             max_tokens=self.max_tokens,
             pooling=self.pooling,
+            label_ids=self.label_ids,
             priority=self.priority,
             cache_owner=self.tenant.cache_owner,
             cache_salt=self.cache_salt,

@@ -18,6 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
+from surestep_proto.sampling_pb2 import LABEL_LOGITS
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.context import Gateway
@@ -100,6 +101,7 @@ class Embedding:
         self._format = _VectorFormat.of(prepared.body, gateway.embedding, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
+        self._label_ids = prepared.label_ids
         self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
         self.model = prepared.body.model or gateway.settings.model_names()[0]
@@ -145,7 +147,8 @@ class Embedding:
 
     async def _vector(self, index: int, ids: Sequence[int]) -> Vector:
         async with self._slots:
-            return self._format.vector(await self._pooled(index, ids))
+            pooled = await self._pooled(index, ids)
+        return np.frombuffer(pooled, "<f4") if self._label_ids else self._format.vector(pooled)
 
     async def _entry(self, index: int, ids: Sequence[int]) -> bytes:
         async with self._slots:
@@ -190,7 +193,8 @@ class Embedding:
         return Journal(
             request_id=f"{self._call_id}-{index}",
             prompt_ids=ids,
-            pooling=self._gateway.embedding.pooling,
+            pooling=LABEL_LOGITS if self._label_ids else self._gateway.embedding.pooling,
+            label_ids=self._label_ids,
             model_fingerprint=self._model,
             tenant=self._tenant,
             priority=self._body.priority or 0,

@@ -1,8 +1,9 @@
-"""Scores: how alike texts are, by the cosine of their embeddings, as vLLM has it."""
+"""Scores of pairs of texts: the cosine of their embeddings, or what a judge says; as vLLM."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.types import Receive
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.output.json_pieces import JsonPieces
-from surestep_gateway.request.embedding_inputs import PreparedScores
+from surestep_gateway.request.score_inputs import PreparedScores
 
 from .embeddings import Embedding, Vector
 from .generation import Origin
@@ -44,7 +45,12 @@ class Scoring:
         return JsonPieces([written], self._gateway.answers)
 
     def _written(self, vectors: Sequence[Vector]) -> bytes:
-        scores = _cosines(vectors, self._prepared.pairs)
+        pairs = self._prepared.pairs
+        if pairs is not None:
+            scores = _cosines(vectors, pairs)
+        else:
+            as_logits = self._prepared.inputs.body.use_activation is False
+            scores = [_judgement(logits, as_logit=as_logits) for logits in vectors]
         ranked = self._prepared.top_n is not None
         content = self._ranking(scores) if ranked else self._list(scores)
         about = {"model": self._embedding.model, "usage": self._embedding.usage}
@@ -62,6 +68,13 @@ class Scoring:
         if documents is not None:
             results = [one | {"document": {"text": documents[one["index"]]}} for one in results]
         return {"id": self.id.replace("embd", "rerank"), "results": results}
+
+
+def _judgement(logits: Vector, *, as_logit: bool) -> float:
+    """Return the probability of yes, against no where the judge says no as well; or its logit."""
+    *against, yes = logits.astype(np.float64).tolist()
+    logit = yes - sum(against)
+    return logit if as_logit else 0.5 * (1.0 + math.tanh(0.5 * logit))  # the logistic function
 
 
 def _cosines(vectors: Sequence[Vector], pairs: Sequence[tuple[int, int]]) -> list[float]:

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ class ChatTemplate:
     def knows_developer(self, *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template has a place for the role `developer`."""
         return "developer" in self._chosen(tools=tools, source=source)
+
+    @cached_property
+    def writes_pairs(self) -> bool:
+        """Whether the template has places for a query and a document, roles of its messages."""
+        source = self._chosen(tools=False, source=None)
+        return all(re.search(rf"""["']{role}["']""", source) for role in ("query", "document"))
 
     def reads(self, roles: tuple[str, ...], *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template takes messages of these roles in this order, and all texts."""

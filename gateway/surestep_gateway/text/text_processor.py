@@ -21,7 +21,7 @@ _NEEDED = {  # of the settings, in a text process; no keys, and no files
     *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
     *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
     *("allow_special_tokens_in_content", "max_answer_bytes", "log_level", "log_json"),
-    "grammar_timeout_s",
+    *("grammar_timeout_s", "hf_overrides"),
     *ApiSettings.__annotations__,
 }
 

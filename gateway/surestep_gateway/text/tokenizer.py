@@ -155,6 +155,15 @@ class Tokenizer:
             return str(token).encode()
         return self._to_bytes(token)
 
+    def word(self, token_id: int) -> str:
+        """Return the text of a token without the space before it."""
+        return self.piece(token_id).decode(errors="replace").strip()
+
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """Return the part of a text that its first tokens are made of."""
+        offsets = self._rust.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= num_tokens else text[: offsets[num_tokens - 1][1]]
+
     def id(self, token: str) -> int | None:
         """Return the id of a token spelled like this in the vocabulary."""
         found: int | None = self._rust.token_to_id(token)

@@ -10,13 +10,7 @@ from pydantic_core import from_json
 from surestep_common.errors import MissingParameter
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.request.embedding_inputs import (
-    PreparedInputs,
-    PreparedScores,
-    draft_embedding,
-    draft_rerank,
-    draft_score,
-)
+from surestep_gateway.request.embedding_inputs import PreparedInputs, draft_embedding
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.prepare import (
     Draft,
@@ -28,6 +22,7 @@ from surestep_gateway.request.prepare import (
 )
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import Body
+from surestep_gateway.request.score_inputs import PreparedScores, draft_rerank, draft_score
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 from surestep_gateway.translate.frames import unframed

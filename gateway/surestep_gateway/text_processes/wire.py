@@ -20,9 +20,10 @@ from surestep_proto.scheduler_pb2 import GenerateRequest
 
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.request.embedding_body import EmbeddingBody
-from surestep_gateway.request.embedding_inputs import PreparedInputs, PreparedScores
+from surestep_gateway.request.embedding_inputs import PreparedInputs
 from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import ChatBody, CompletionBody
+from surestep_gateway.request.score_inputs import PreparedScores
 from surestep_gateway.translate.response_request import PreparedResponse
 from surestep_gateway.translate.response_tools import Called
 
@@ -151,15 +152,16 @@ def dump_inputs(prepared: PreparedInputs) -> Parts:
     """Serialise an embedding request."""
     fields = set(EmbeddingBody.model_fields)
     body = prepared.body.model_dump_json(include=fields, exclude_none=True)
-    ids = (GenerateRequest(prompt_ids=one).SerializeToString() for one in prepared.inputs)
+    rest = (prepared.label_ids, *prepared.inputs)
+    ids = (GenerateRequest(prompt_ids=one).SerializeToString() for one in rest)
     return [body.encode(), *ids]
 
 
 def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
-    body, *ids = parts
+    body, *rest = parts
+    label_ids, *inputs = (GenerateRequest.FromString(one).prompt_ids for one in rest)
     return PreparedInputs(
-        body=EmbeddingBody.model_validate_json(body),
-        inputs=[GenerateRequest.FromString(one).prompt_ids for one in ids],
+        body=EmbeddingBody.model_validate_json(body), inputs=inputs, label_ids=label_ids
     )
 
 

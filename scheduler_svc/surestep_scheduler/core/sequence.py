@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from surestep_common.cache_owner import cache_root
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
-from surestep_common.invariants import MEAN
+from surestep_common.invariants import LABEL_LOGITS, MEAN
 from surestep_common.sampling_ranges import check_vocab
 
 from surestep_scheduler.cache.prefix import PrefixChain
@@ -41,6 +41,7 @@ class Request:
     emitted_ids: Seq[int]  # emitted before this scheduler saw the request
     max_tokens: int  # a vector counts as one
     pooling: int = 0  # how a vector is made of the prompt; 0 = tokens are wanted
+    label_ids: tuple[int, ...] = ()  # tokens whose logits are the vector
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier
     cache_owner: str = ""  # only its own requests find its prefixes
@@ -54,8 +55,13 @@ class Request:
     tenant: str = ""  # all requests of one tenant share what it may have
     weight: float = 1.0  # of the tenant
     sampling: Any = None  # passed through to the workers
-    sampling_bytes: int = 0  # that this takes on the wire
+    passed_bytes: int = 0  # that this and the labels take on the wire
     wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether it takes the output head of the model."""
+        return self.pooling in (0, LABEL_LOGITS)
 
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""
@@ -127,7 +133,7 @@ class Sequence:
         prompt_len, emitted = len(request.prompt_ids), request.emitted_ids
         if not prompt_len:
             raise InvalidRequest("the prompt is empty", param="prompt_ids")
-        if limits.headless and not request.pooling:
+        if limits.headless and request.needs_head:
             raise InvalidRequest("the model has no output head: it writes no text", param="pooling")
         if request.has_grammar and limits.grammar_fault:
             raise UnsupportedParameter(limits.grammar_fault, param="grammar")
@@ -135,7 +141,7 @@ class Sequence:
         if request.max_tokens <= len(emitted):
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
         max_len = min(prompt_len + request.max_tokens, limits.longest(request.pooling))
-        limits.check_bytes(max_len, request.sampling_bytes)
+        limits.check_bytes(max_len, request.passed_bytes)
         tokens = array("I")
         tokens.extend(request.prompt_ids)
         tokens.extend(emitted)

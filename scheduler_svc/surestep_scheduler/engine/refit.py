@@ -44,7 +44,7 @@ def _refused(state: SchedulerState, limits: Limits, *, same_model: bool) -> Iter
     same_vocabulary = limits.vocab_size == state.limits.vocab_size
     for seq in state.open.values():
         begun, longest = len(seq.tokens) > seq.prompt_len, limits.longest(seq.request.pooling)
-        cannot_write = limits.headless and not seq.request.pooling
+        cannot_write = limits.headless and seq.request.needs_head
         if not same_vocabulary or cannot_write or (begun and not same_model):
             yield Refused(seq, ModelChanged("the workers serve another model now"))
         elif len(seq.tokens) >= longest:

@@ -146,7 +146,7 @@ class _StepBuilder:
         self._top_up(0, left)
 
     def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
-        num_bytes = self._state.limits.admission_bytes(len(seq.tokens), seq.request.sampling_bytes)
+        num_bytes = self._state.limits.admission_bytes(len(seq.tokens), seq.request.passed_bytes)
         if num_bytes > self._bytes_left:  # the next plan has room for it
             return None
         tenancy = self._state.admit(seq, now)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import check_name, check_prompt_logprobs
-from surestep_common.sampling_ranges import check_sampling
+from surestep_common.request_bounds import check_labels, check_name, check_prompt_logprobs
+from surestep_common.sampling_ranges import check_sampling, check_vocab
 from surestep_proto import sampling_pb2, scheduler_pb2
 
 from surestep_scheduler.core.sequence import Finish, Request
@@ -17,6 +17,7 @@ from surestep_scheduler.recovery.poison import CANARY
 
 MOST_PRIORITY = 10  # either way: beyond that a request might as well be the only one
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
+_LABEL_BYTES = 5  # most of an id on the wire
 # Fields that have no meaning where a vector is wanted.
 _OF_TOKENS = (
     *("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"),
@@ -36,8 +37,10 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
     for name in ("request_id", "cache_owner", "cache_salt", "tenant"):
         check_name(name, getattr(message, name))
     sampling = message.sampling
+    check_labels(message.pooling, message.label_ids)
     if message.pooling:
         _check_pooled(message)
+        check_vocab("label_ids", message.label_ids, vocab_size)
     else:
         check_sampling(sampling, vocab_size)
         _check_lengths(message)
@@ -50,6 +53,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         emitted_ids=emitted_ids,
         max_tokens=1 if message.pooling else message.max_tokens,
         pooling=message.pooling,
+        label_ids=tuple(message.label_ids),
         stop_ids=frozenset(sampling.stop_token_ids),
         priority=max(-MOST_PRIORITY, min(message.priority, MOST_PRIORITY)),
         cache_owner=message.cache_owner,
@@ -63,7 +67,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         tenant=message.tenant,
         weight=_weight(message.tenant_weight),
         sampling=None if message.pooling else sampling,
-        sampling_bytes=sampling.ByteSize(),
+        passed_bytes=sampling.ByteSize() + _LABEL_BYTES * len(message.label_ids),
         wire_ids=message.prompt_ids,
     )
 

@@ -16,8 +16,9 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.request.embedding_body import EmbeddingRequest
-from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.request.tokenizer_bodies import (
+from surestep_gateway.request.protocol import (
+    ChatRequest,
+    CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,

@@ -12,7 +12,7 @@ from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ModelFault
 from surestep_gateway.observability.answer_metrics import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.sampling_pb2 import LAST_TOKEN
+from surestep_proto.sampling_pb2 import LABEL_LOGITS, LAST_TOKEN
 
 TEXTS = ["the quick brown fox", "hello world", "Grüße, 你好", "x"]
 
@@ -73,6 +73,38 @@ async def test_large_requests_are_prepared_apart(start_stack: StartStack) -> Non
     body = {"query": "fox", "documents": [f"{n} foxes" for n in range(100)]}
     first, second = [await results(stack, "/rerank", **body) for stack in (near, apart)]
     assert first["results"] == second["results"]
+
+
+JUDGE = {"classifier_from_token": ["n", "y"]}
+
+
+async def test_a_judge_scores_by_its_logits(start_stack: StartStack) -> None:
+    """In a text process as on the event loop; the logits themselves, where they are wanted."""
+    near = await start_stack(hf_overrides=JUDGE)
+    apart = await start_stack(hf_overrides=JUDGE, text_processes=1)
+    query, *documents = [*TEXTS, *(f"{n} foxes" for n in range(20))]
+    body = {"query": query, "documents": documents}
+    ranked = await results(near, "/rerank", **body)
+    assert ranked["results"] == (await results(apart, "/rerank", **body))["results"]
+    calls = near.scheduler.requests[-len(documents) :]
+    labels = [near.server.gateway.tokenizer.id(token) for token in ("n", "y")]
+    assert all(list(call.label_ids) == labels for call in calls)
+    assert all(call.pooling == LABEL_LOGITS for call in calls)
+    assert ranked["usage"]["prompt_tokens"] == sum(len(call.prompt_ids) for call in calls)
+    order = {call.request_id.rpartition("-")[2]: call for call in calls}
+    logits = [
+        np.diff(emulated_vector(order[str(n)].prompt_ids, LABEL_LOGITS, order[str(n)].label_ids))
+        for n in range(len(documents))
+    ]
+    wanted = [float(1 / (1 + np.exp(-logit[0]))) for logit in logits]
+    found = sorted(ranked["results"], key=lambda one: one["index"])
+    assert [one["relevance_score"] for one in found] == pytest.approx(wanted, abs=1e-6)
+    assert ranked["results"][0]["relevance_score"] == max(wanted)
+    pairs = {"text_1": query, "text_2": documents, "use_activation": False}
+    scored = await results(near, "/score", **pairs)
+    assert [one["score"] for one in scored["data"]] == pytest.approx([float(x[0]) for x in logits])
+    plain = await near.client.post("/v1/embeddings", json={"input": "x"})
+    assert len(plain.json()["data"][0]["embedding"]) == 8  # which it makes as before
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [

@@ -13,7 +13,7 @@ import torch
 from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transformers
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.clients.vector_requests import POOLINGS, for_vectors
+from support.clients.vector_requests import HIDDEN_STATES, LABELS, for_vectors
 from support.parity.bench import (
     CALM,
     NEIGHBOURS,
@@ -35,6 +35,7 @@ from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model
+from transformers import AutoModelForCausalLM
 
 TOLERANCE = 1e-5
 ALONE = Neighbours(num_slots=1, step_tokens=256)  # every prompt in one step
@@ -102,12 +103,24 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, architecture: str, ti
     folder = make_tiny_embedder(tmp_path, architecture=architecture, family=family, tie=tie)
     model = load(folder, TensorParallel())
     assert model.has_head == (tie and architecture == "Qwen3ForCausalLM")
-    found = pooled_by(model, for_vectors(PROMPTS), CROWDED["small steps"])
-    for name, pooling in POOLINGS.items():
+    found = pooled_by(model, for_vectors(PROMPTS, HIDDEN_STATES), CROWDED["small steps"])
+    for name, pooling in HIDDEN_STATES.items():
         ours = np.stack([np.frombuffer(found[f"{name} {i}"], "<f4") for i in range(len(PROMPTS))])
         ours /= np.linalg.norm(ours, axis=1, keepdims=True)
         theirs = vectors_by_transformers(folder, PROMPTS, mean=pooling == pb.MEAN)
         assert np.abs(ours - theirs.numpy()).max() < TOLERANCE, name
+
+
+def test_label_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    model = load(tmp_path, TensorParallel())
+    found = pooled_by(model, for_vectors(PROMPTS), CROWDED["small steps"])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for index, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([prompt])).logits[0, -1, list(LABELS)]
+        ours = np.frombuffer(found[f"labels {index}"], "<f4")
+        assert np.abs(ours - logits.numpy()).max() < TOLERANCE * logits.abs().max(), index
 
 
 @pytest.fixture(scope="module", params=["dense", "bfloat16", "hybrid"])
@@ -170,12 +183,12 @@ def test_a_prompt_may_fill_the_context_and_all_blocks(tmp_path: Path) -> None:
 
 def test_without_an_output_head_nothing_is_written(tmp_path: Path) -> None:
     model = load(make_tiny_embedder(tmp_path, architecture="Qwen3Model"), TensorParallel())
-    with pytest.raises(InvalidRequest, match="it writes no text"):
-        pooled_by(model, strangers(1), ALONE)
+    for headed in (strangers(1), for_vectors(PROMPTS[:1])):
+        with pytest.raises(InvalidRequest, match="it writes no text"):
+            pooled_by(model, headed, ALONE)
+    vectors = for_vectors(PROMPTS, HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="nothing to draft"):
-        pooled_by(model, for_vectors(PROMPTS), ALONE, drafter=("ngram", 3))
+        pooled_by(model, vectors, ALONE, drafter=("ngram", 3))
     on_device = Conditions(step_ops=STEP_REFERENCE, graphs=True)
     where = CROWDED["mixed"]
-    assert pooled_by(model, for_vectors(PROMPTS), where, on_device) == pooled_by(
-        model, for_vectors(PROMPTS), where
-    )
+    assert pooled_by(model, vectors, where, on_device) == pooled_by(model, vectors, where)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.clients.vector_requests import POOLINGS, labels_of
 from support.fakes.model import FakeModel
 from support.fakes.worker import FakeSupervisor, FakeWorker, fake_worker
 from support.processes.scheduler_harness import (
@@ -32,17 +33,22 @@ def for_a_vector(
         "request_id": f"v{index}",
         "prompt_ids": message.prompt_ids,
         "pooling": pooling,
+        "label_ids": labels_of(pooling),
     }
     return pb.GenerateRequest(**(values | changes))
 
 
-def both(index: int) -> sampling_pb2.Pooling:
-    return sampling_pb2.MEAN if index % 2 else sampling_pb2.LAST_TOKEN
+def any_of(index: int) -> sampling_pb2.Pooling:
+    return list(POOLINGS.values())[index % 3]
+
+
+def vector_of(message: pb.GenerateRequest) -> bytes:
+    return MODEL.vector(message.prompt_ids, message.pooling, message.label_ids)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 async def test_vectors_come_beside_tokens(depth: int) -> None:
-    vectors = [for_a_vector(i, 1 + i * 3, both(i)) for i in range(40)]
+    vectors = [for_a_vector(i, 1 + i * 3, any_of(i)) for i in range(40)]
     texts = [make_request(i, 1 + i % 40, 1 + i % 50) for i in range(20)]
     async with (
         fake_worker(MODEL) as worker,
@@ -52,7 +58,7 @@ async def test_vectors_come_beside_tokens(depth: int) -> None:
         stats = await client.idle()
     for message, answer in zip(vectors, answers, strict=False):
         (chunk,) = answer.chunks
-        assert chunk.pooled == MODEL.vector(message.prompt_ids, message.pooling)
+        assert chunk.pooled == vector_of(message)
         assert chunk.finish_reason == pb.POOLED
         assert chunk.start.model_fingerprint
         assert answer.end
@@ -71,7 +77,7 @@ async def test_vectors_survive_the_workers() -> None:
         if (plan.epoch, plan.step) == (1, 4):
             raise RuntimeError("illegal memory access")
 
-    messages = [for_a_vector(i, 100, both(i)) for i in range(8)]
+    messages = [for_a_vector(i, 100, any_of(i)) for i in range(8)]
     async with (
         FakeSupervisor(lambda: FakeWorker(MODEL, before_step=dies)) as address,
         scheduler(make_settings([], supervisor_addresses=[address])) as client,
@@ -79,7 +85,7 @@ async def test_vectors_survive_the_workers() -> None:
         answers = await asyncio.gather(*map(client.generate, messages))
         stats = await client.idle()
     for message, answer in zip(messages, answers, strict=True):
-        assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
+        assert answer.chunks[0].pooled == vector_of(message)
     assert stats.num_replayed_requests > 0
 
 
@@ -89,7 +95,7 @@ async def test_a_prompt_may_fill_the_context() -> None:
         assert (info.max_pooled_len, info.hidden_size, info.headless) == (LONGEST, 2, False)
         whole = for_a_vector(1, LONGEST)
         answer = await client.generate(whole)
-        assert answer.chunks[0].pooled == MODEL.vector(whole.prompt_ids, whole.pooling)
+        assert answer.chunks[0].pooled == vector_of(whole)
         error = await code_of(client.generate(for_a_vector(2, LONGEST + 1)))
     assert error.code() is grpc.StatusCode.OUT_OF_RANGE
     assert "cannot be pooled: the limit is 128" in (error.details() or "")
@@ -104,7 +110,11 @@ async def test_a_prompt_may_fill_the_context() -> None:
         ({"num_draft_tokens": 0}, "num_draft_tokens"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"resolved": pb.ResolvedParams()}, "resolved"),
-        ({"pooling": 3}, "pooling"),
+        ({"pooling": 4}, "pooling"),
+        ({"label_ids": [1]}, "label_ids"),
+        ({"pooling": sampling_pb2.LABEL_LOGITS, "label_ids": []}, "label_ids"),
+        ({"pooling": sampling_pb2.LABEL_LOGITS, "label_ids": [101]}, "label_ids"),
+        ({"pooling": sampling_pb2.LABEL_LOGITS, "label_ids": [1] * 65}, "label_ids"),
         ({"prompt_ids": []}, "prompt_ids"),
     ],
 )
@@ -120,12 +130,13 @@ async def test_a_model_without_head_serves_vectors_alone_and_shows_that_it_lives
         fake_worker(FakeModel(headless=True, max_draft_tokens=0)) as worker,
         scheduler(make_settings([worker], canary_interval_s=0.01)) as client,
     ):
-        error = await code_of(client.generate(make_request(1)))
-        assert trailing(error)["surestep-param"] == "pooling"
+        for refused in (make_request(1), for_a_vector(2, pooling=sampling_pb2.LABEL_LOGITS)):
+            error = await code_of(client.generate(refused))
+            assert trailing(error)["surestep-param"] == "pooling"
         stats = await client.until(lambda stats: stats.num_canaries > 1)
         message = for_a_vector(1)
         answer = await client.generate(message)
-    assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
+    assert answer.chunks[0].pooled == vector_of(message)
     assert stats.generation_tokens == 0
 
 
@@ -142,7 +153,7 @@ async def test_a_prompt_that_ends_the_workers_is_found() -> None:
             if any(names[slot] == "v3" for slot in plan.slot):
                 raise RuntimeError("illegal memory access")
 
-    messages = [for_a_vector(i, 60, both(i)) for i in range(8)]
+    messages = [for_a_vector(i, 60, any_of(i)) for i in range(8)]
     async with (
         FakeSupervisor(Poisoned) as address,
         scheduler(make_settings([], supervisor_addresses=[address])) as client,
@@ -154,4 +165,4 @@ async def test_a_prompt_that_ends_the_workers_is_found() -> None:
             assert answer.code() is grpc.StatusCode.DATA_LOSS
         else:
             assert not isinstance(answer, BaseException)
-            assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
+            assert answer.chunks[0].pooled == vector_of(message)

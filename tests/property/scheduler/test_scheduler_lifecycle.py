@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.clients.vector_requests import POOLINGS
 from support.fakes.kinds import MODEL
 from support.parity.lifecycle import PREFIXES, Lifecycle
 from surestep_common.invariants import IntArray, LedgerError
@@ -80,7 +81,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
     suffix = [rng.randrange(MODEL.vocab_size) for _ in range(rng.randint(1, 14))]
     return {
         "prompt": rng.choice(PREFIXES) + suffix,
-        "pooling": rng.choice([pb.NO_POOLING, pb.NO_POOLING, pb.LAST_TOKEN, pb.MEAN]),
+        "pooling": rng.choice([pb.NO_POOLING, pb.NO_POOLING, *POOLINGS.values()]),
         "max_tokens": rng.randint(1, 40),
         "stop_ids": set(rng.sample(range(MODEL.vocab_size), rng.randrange(3))),
         "priority": rng.randint(-1, 1),

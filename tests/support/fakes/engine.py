@@ -232,7 +232,7 @@ class FakeEngine:
         if slot.status != pb.OK:
             return [], slot.status
         if mode == POOL:
-            vector = pooled(slot.states, slot.admission.pooling)
+            vector = pooled(slot.states, slot.admission.pooling, slot.admission.label_ids)
             result.MergeFrom(pb.StepResult(pooled_rows=[row], pooled=[vector]))
             return [], pb.OK
         if mode in (PREFILL_LAST, DECODE):

@@ -23,8 +23,14 @@ def advance(state: int, token: int) -> int:
     return mixed ^ (mixed >> 29)
 
 
-def pooled(states: Sequence[int], pooling: int) -> bytes:
-    """A vector of two elements, given the KV content of the computed positions of a prompt."""
+def pooled(states: Sequence[int], pooling: int, labels: Sequence[int]) -> bytes:
+    """A vector of two elements, given the KV content of the computed positions of a prompt.
+
+    With labels it has one element for each.
+    """
+    if pooling == pb.LABEL_LOGITS:
+        logits = [advance(states[-1], label) >> 40 for label in labels]
+        return np.array(logits, dtype="<f4").tobytes()
     states = states[-1:] if pooling == pb.LAST_TOKEN else states
     rows = np.array([(state >> 40, state & 0xFFFF) for state in states], dtype=np.float64)
     return bytes(rows.mean(axis=0).astype("<f4").tobytes())
@@ -63,10 +69,10 @@ class FakeModel:
         chunked = prompt_len // self.prompt_chunk * self.prompt_chunk * (self.prompt_chunk > 1)
         return [token + _CHUNKED * (i < chunked) for i, token in enumerate(tokens)]
 
-    def vector(self, prompt: Sequence[int], pooling: int) -> bytes:
+    def vector(self, prompt: Sequence[int], pooling: int, labels: Sequence[int] = ()) -> bytes:
         """What a request for a vector must get, by direct evaluation."""
         marked = self.mark(prompt, len(prompt))
-        return pooled(list(accumulate(marked, advance, initial=ROOT))[1:], pooling)
+        return pooled(list(accumulate(marked, advance, initial=ROOT))[1:], pooling, labels)
 
     def complete(
         self,

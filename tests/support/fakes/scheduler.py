@@ -100,17 +100,21 @@ def emulated(request: GenerateRequest) -> list[int]:
     return [emulate(request, position) for position in range(first, end)]
 
 
-def emulated_vector(prompt_ids: Sequence[int], pooling: int) -> list[float]:
-    """Another one for every prompt and pooling, and not normalised."""
+def emulated_vector(
+    prompt_ids: Sequence[int], pooling: int, label_ids: Sequence[int] = ()
+) -> list[float]:
+    """Another one for every prompt and pooling, and not normalised; or the logits of labels."""
     mixed = sum((place + 1) * token for place, token in enumerate(prompt_ids)) * 4 + pooling
+    if label_ids:
+        return [mixed * label % 97 / 16 for label in label_ids]
     return [float((mixed >> shift) % 97 - 40) for shift in range(8)]
 
 
 def pooled(request: GenerateRequest) -> GenerateChunk:
     """The one chunk that answers a request for a vector."""
     chunk = start()
-    vector = emulated_vector(request.prompt_ids, request.pooling)
-    chunk.pooled = struct.pack("<8f", *vector)
+    vector = emulated_vector(request.prompt_ids, request.pooling, request.label_ids)
+    chunk.pooled = struct.pack(f"<{len(vector)}f", *vector)
     chunk.finish_reason = POOLED
     chunk.end.CopyFrom(RequestEnd(num_steps=1))
     return chunk

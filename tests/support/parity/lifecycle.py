@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.clients.vector_requests import for_a_vector
+from support.clients.vector_requests import POOLINGS, for_a_vector
 from support.fakes.engine import FakeEngine
 from support.fakes.kinds import KINDS, MODEL
 from support.fakes.model import FakeModel
 from support.parity.reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import worker_pb2 as pb
-from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, NO_POOLING, SamplingParams
+from surestep_proto.sampling_pb2 import NO_POOLING, SamplingParams
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
@@ -112,7 +112,7 @@ class Lifecycle(RuleBasedStateMachine):
         broken=st.integers(0, 9).map(lambda n: n == 0),
         tenant=st.sampled_from(["", "", "first", "second"]),
         weight=st.sampled_from([1.0, 4.0]),
-        pooling=st.sampled_from([NO_POOLING, NO_POOLING, LAST_TOKEN, MEAN]),
+        pooling=st.sampled_from([NO_POOLING, NO_POOLING, *POOLINGS.values()]),
     )
     def arrive(self, prompt: list[int], max_tokens: int, **wish: Any) -> None:
         self.count += 1
@@ -241,7 +241,7 @@ class Lifecycle(RuleBasedStateMachine):
         if seq.request.pooling:
             assert output.finish is Finish.POOLED
             assert output.pooled == self.worker.model.vector(
-                seq.request.prompt_ids, seq.request.pooling
+                seq.request.prompt_ids, seq.request.pooling, seq.request.label_ids
             )
             return
         expected = self.expected(seq)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 from support.checkpoints.embedders import write_modules
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import OVERRIDES_OF_GATEWAY
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN
@@ -120,6 +121,7 @@ def test_default_dimensions_need_a_model_that_has_them(tmp_path: Path) -> None:
     [
         ({"pooler_config": {"pooling_type": "CLS"}}, "pooling_type: Input should be 'LAST'"),
         ({"pooler_config": {"max_embed_len": 1}}, "max_embed_len is not supported; keys are"),
+        ({"hf_overrides": {"classifier_from_token": "yes"}}, "classifier_from_token: Input should"),
         ({"hf_overrides": {"is_matryoshka": "yes, please"}}, "is_matryoshka: Input should be"),
     ],
 )
@@ -146,3 +148,7 @@ def test_what_sentence_transformers_would_do_is_told(
     (tmp_path / name).write_text(json.dumps(content))
     load(tmp_path)
     assert warning in caplog.text
+
+
+def test_the_workers_leave_these_overrides_to_the_gateway() -> None:
+    assert HfOverrides.model_fields.keys() == OVERRIDES_OF_GATEWAY

@@ -335,3 +335,6 @@ def test_a_value_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None
         overridden(LLAMA, {"rope_scaling": 4})
     embeddings = {"is_matryoshka": True, "matryoshka_dimensions": [8]}  # which the gateway reads
     assert WorkerSettings(hf_overrides=embeddings).replacements.config == {}
+    judge = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    named = judge | {"architectures": ["Qwen3ForSequenceClassification"]}  # vLLM's name for it
+    assert WorkerSettings(hf_overrides=named).replacements.config == {}

@@ -56,15 +56,20 @@ def test_a_prompt_to_be_pooled_has_no_sampling() -> None:
     for bounds in (BOUNDS, dataclasses.replace(BOUNDS, headless=True)):
         bounds.check(pooled(), HELD)
         bounds.check(pooled(sampling_pb2.LAST_TOKEN, num_cached=1), HELD)
+    judged = pooled(sampling_pb2.LABEL_LOGITS, num_cached=1, label_ids=[1])
+    BOUNDS.check(judged, HELD)
     for wrong, column in (
         (pooled(sampling=sampling_pb2.SamplingParams(top_p=1)), "sampling"),
         (pooled(num_cached=1), "num_cached"),
-        (pooled(3), "pooling"),
+        (pooled(4), "pooling"),
+        (pooled(label_ids=[1]), "label_ids"),
+        (pooled(sampling_pb2.LABEL_LOGITS, label_ids=[BOUNDS.vocab_size]), "label_ids"),
     ):
-        with pytest.raises(InvalidRequest, match=f"the plan's {column} cannot be"):
+        with pytest.raises(InvalidRequest, match=column):
             BOUNDS.check(wrong, HELD)
-    with pytest.raises(InvalidRequest, match="the plan's pooling cannot be"):
-        dataclasses.replace(BOUNDS, headless=True).check(plan(), HELD)
+    for headed in (plan(), judged):
+        with pytest.raises(InvalidRequest, match="the plan's pooling cannot be"):
+            dataclasses.replace(BOUNDS, headless=True).check(headed, HELD)
 
 
 def test_what_fits_is_accepted() -> None:

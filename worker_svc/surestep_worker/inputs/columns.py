@@ -51,13 +51,18 @@ class PooledColumns(NamedTuple, Generic[Column]):
     slot: Column  # i32[Q]
     row_slot: Column  # i32[K]
     num_tokens: Column  # i32[K]
+    last: Column  # i32[K]
+    label_ids: Column  # i32[K, L]
 
     @classmethod
     def of(cls, pooled: PooledTokens) -> PooledColumns[Int32Array] | None:
         """Return None when nothing is pooled."""
         if not len(pooled.token):
             return None
-        columns = pooled.slot, pooled.row_slot, pooled.num_tokens
+        columns = (
+            *(pooled.slot, pooled.row_slot, pooled.num_tokens),
+            *(pooled.last, pooled.label_ids),
+        )
         return PooledColumns(*(column.astype(np.int32) for column in columns))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import IntArray
+from surestep_common.request_bounds import check_labels
 from surestep_common.sampling_ranges import check_sampling, check_vocab
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
@@ -65,8 +66,12 @@ class PlanBounds:
         _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
         _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")
         _require(admission.pooling in sampling_pb2.Pooling.values(), "pooling")
+        check_labels(admission.pooling, admission.label_ids)
         if admission.pooling:
             _require(not admission.HasField("sampling"), "sampling")
+            judges = admission.pooling == sampling_pb2.LABEL_LOGITS
+            _require(not (self.headless and judges), "pooling")
+            check_vocab("label_ids", admission.label_ids, self.vocab_size)
             _require(
                 admission.pooling != sampling_pb2.MEAN or not admission.num_cached, "num_cached"
             )

@@ -41,6 +41,9 @@ class PooledTokens(NamedTuple):
     row: IntArray  # [K] row of each complete vector, ascending
     row_slot: IntArray  # [K] slot of each vector
     num_tokens: IntArray  # [K] tokens that each vector is the mean of
+    last: IntArray  # [K] the last of its tokens, as an index into the Q above
+    num_labels: IntArray  # [K] tokens whose logits are the vector instead; 0 = it is a mean
+    label_ids: IntArray  # [K, L] these tokens, followed by whatever
 
 
 def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
@@ -79,7 +82,18 @@ def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pool
     (token,), (last,) = pooled.nonzero(), complete.nonzero()
     whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
     num_tokens = np.where(pooling[last] == sampling_pb2.MEAN, whole, 1)
-    return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
+    slot = rows.slot[last]
+    num_labels = slots.num_labels[slot]
+    return PooledTokens(
+        slot=rows.slot[row[token]],
+        token=token,
+        row=last,
+        row_slot=slot,
+        num_tokens=num_tokens,
+        last=np.searchsorted(token, cu[1:][last] - 1),
+        num_labels=num_labels,
+        label_ids=slots.label_ids[slot, : num_labels.max(initial=0)],
+    )
 
 
 def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:

@@ -7,6 +7,7 @@ import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK, chunked_length
 from surestep_common.kv_groups import ALL, KVGroups, check_given_back
+from surestep_common.request_bounds import MAX_LABELS
 from surestep_proto import worker_pb2
 
 from surestep_worker.cache.pages import zero_pages
@@ -49,9 +50,11 @@ class Slots:
         self.occupied = np.zeros(num_slots, dtype=np.bool_)
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
         self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
-        # Two columns that rows of padding read too: the last line is that of the NULL slot.
+        # Columns that rows of padding read too: the last line is that of the NULL slot.
         self.prompt_len = np.zeros(num_slots + 1, dtype=np.int64)
         self.pooling = np.zeros(num_slots + 1, dtype=np.int64)  # pb.Pooling of the prompt
+        self.num_labels = np.zeros(num_slots + 1, dtype=np.int64)
+        self.label_ids = np.zeros((num_slots + 1, MAX_LABELS), dtype=np.int64)
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
@@ -85,6 +88,8 @@ class Slots:
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self.pooling[slot] = admission.pooling
+        self.num_labels[slot] = num_labels = len(admission.label_ids)
+        self.label_ids[slot, :num_labels] = admission.label_ids
         self._clear(slot)
 
     def free(self, slot: int, tenancy: int) -> None:

@@ -28,6 +28,7 @@ from .result import (
     fill_rows,
     fill_vectors,
     mark_non_finite_vectors,
+    pooled_vectors,
 )
 
 
@@ -64,12 +65,14 @@ class PendingStep:
 
     def finish(self) -> pb.StepResult:
         began_ns = time.perf_counter_ns()
-        packed, error, fingerprint, non_finite, vectors, *scores = self._download.tensors()
+        packed, error, fingerprint, non_finite, *read = self._download.tensors()
+        means, label_logits, *scores = read
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
         num_rows = len(self._launched.rows)  # followed by padding
         report = Report.of(packed[:num_rows].long())
         outcome, pooled = self._outcome(report), self._launched.geometry.pooled
+        vectors = pooled_vectors(pooled, means, label_logits)
         mark_non_finite_vectors(outcome, pooled, vectors)
         taken = self._taken(report.folded.numpy())
         self._commit(outcome, report)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from surestep_common.invariants import FloatArray
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import IntArray, Rows
@@ -48,25 +50,37 @@ def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntA
     result.token_ids.extend(ids.tolist())
 
 
+def pooled_vectors(
+    pooled: PooledTokens, means: torch.Tensor, label_logits: torch.Tensor
+) -> list[FloatArray]:
+    """Return the K vectors: means f32[K, H], or the label logits f32[K, L] of rows with labels."""
+    if not pooled.num_labels.any():
+        return list(means.numpy())
+    return [
+        logits[:count] if count else mean
+        for mean, logits, count in zip(
+            means.numpy(), label_logits.numpy(), pooled.num_labels.tolist(), strict=True
+        )
+    ]
+
+
 def mark_non_finite_vectors(
-    outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+    outcome: StepOutcome, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
-    """Set the status of rows whose vectors [K, H] are not finite."""
-    if not len(vectors):
-        return
-    finite = vectors.isfinite().all(dim=1).numpy()
-    outcome.status[pooled.row[~finite]] = pb.NON_FINITE
+    """Set the status of rows whose vectors are not finite."""
+    for row, vector in zip(pooled.row, vectors, strict=True):
+        if not np.isfinite(vector).all():
+            outcome.status[row] = pb.NON_FINITE
 
 
 def fill_vectors(
-    result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+    result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
-    """Fill in the vectors [K, H] of the rows that have not failed."""
-    if not len(vectors):
-        return
-    ok = outcome.status[pooled.row] == pb.OK
-    result.pooled_rows.extend(pooled.row[ok].tolist())
-    result.pooled.extend(vector.astype("<f4").tobytes() for vector in vectors.numpy()[ok])
+    """Fill in the vectors of the rows that have not failed."""
+    for row, vector in zip(pooled.row.tolist(), vectors, strict=True):
+        if outcome.status[row] == pb.OK:
+            result.pooled_rows.append(row)
+            result.pooled.append(vector.astype("<f4").tobytes())
 
 
 def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:

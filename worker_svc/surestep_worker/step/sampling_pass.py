@@ -51,7 +51,7 @@ class SamplingPass:
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
         scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
         logits = self._context.model.logits(scored).float() if len(scored) else scored
-        vectors = self._pool(extras.pooled, pooled)
+        vectors, label_logits = self._pool(extras.pooled, pooled)
         self._phases.enter(pb.SAMPLING)
         keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
         raw = logits.clone() if keep else logits
@@ -63,7 +63,8 @@ class SamplingPass:
             raw, chosen.ids, extras.scored, shape.max_num_logprobs
         )  # fmt: skip
         bits = self._bits(outputs)
-        return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
+        pooled = vectors, label_logits
+        return Packed.of([report, outputs.error, bits, outputs.non_finite, *pooled, *scores])
 
     def _bits(self, outputs: PassOutputs) -> Tensor:
         """Return the number i64[1] by which ranks compare what they computed."""
@@ -73,13 +74,17 @@ class SamplingPass:
             return bits
         return bits + self._ops.fingerprint(outputs.choices, rows, valid)
 
-    def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> Tensor:
-        """Return the vectors f32[K, H] of the rows that complete one."""
+    def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means f32[K, H] and label logits f32[K, L] of the rows that complete a vector."""
+        nothing = torch.empty(0, 0, device=hidden.device)
         if columns is None:
-            return torch.empty(0, 0, device=hidden.device)
-        slot, row_slot, num_tokens = (column.long() for column in columns)
+            return nothing, nothing
+        slot, row_slot, num_tokens, last, label_ids = (column.long() for column in columns)
         self._context.pooling.add(slot, hidden)
-        return self._context.pooling.mean(row_slot, num_tokens)
+        means = self._context.pooling.mean(row_slot, num_tokens)
+        if not label_ids.shape[1]:
+            return means, nothing
+        return means, self._context.model.logits(hidden[last]).float().gather(1, label_ids)
 
     def _choose(
         self,
