@@ -13,6 +13,8 @@ from .messages import Outcome, Plan
 from .sequence import Tenancy
 from .state import SchedulerState
 
+_LOGIT_BYTES = 4
+
 
 def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     """Raise LedgerError unless the result answers the plan, in columns of one length."""
@@ -30,6 +32,10 @@ def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     pooled = ((plan.rows.mode == POOL) & outcome.rows.ok).nonzero()[0].tolist()
     if list(outcome.pooled) != pooled:
         raise LedgerError(f"step {plan.step}: vectors of {list(outcome.pooled)}, not of {pooled}")
+    for row, vector in outcome.pooled.items():
+        labels = plan.tenancies[row].seq.request.label_ids
+        if labels and len(vector) != _LOGIT_BYTES * len(labels):
+            raise LedgerError(f"step {plan.step}: {len(vector)} bytes for {len(labels)} labels")
 
 
 class OpenRows(NamedTuple):

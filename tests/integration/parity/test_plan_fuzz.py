@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from support.clients.vector_requests import for_vectors
 from support.parity.bench import NEIGHBOURS, ParityBench, build_runner, load
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_common.errors import SurestepError
@@ -131,8 +132,13 @@ class Stripper:
                 self.count += 1
 
 
-def answers_without(bench: ParityBench, built: Built, epoch: int, stripper: Stripper) -> str:
-    """What requests get then: the same tokens, others, or the error's name."""
+POOLED = for_vectors([range(3, 20), range(5, 9)])
+
+
+def answers_without(
+    bench: ParityBench, built: Built, vectors: dict[str, bytes], epoch: int, stripper: Stripper
+) -> str:
+    """What requests get then: the same tokens and vectors, others, or the error's name."""
     built.runner.open(epoch)
 
     def step(plan: pb.StepPlan) -> list[pb.StepResult]:
@@ -143,7 +149,7 @@ def answers_without(bench: ParityBench, built: Built, epoch: int, stripper: Stri
 
     engine = LocalEngine(step, built.facts, epoch=epoch, depth=1)
     try:
-        for request in bench.requests[::3]:
+        for request in [*bench.requests[::3], *POOLED]:
             engine.add(request)
         for _ in range(MOST_STEPS):
             if not engine.state.open:
@@ -154,7 +160,11 @@ def answers_without(bench: ParityBench, built: Built, epoch: int, stripper: Stri
     except SurestepError as error:
         return type(error).__name__
     answers = engine.run([])
-    equal = all(answer.token_ids == bench.expected[n].token_ids for n, answer in answers.items())
+    equal = all(
+        answer.pooled == vectors[n] if n in vectors
+        else answer.token_ids == bench.expected[n].token_ids
+        for n, answer in answers.items()
+    )  # fmt: skip
     return "equal" if equal else "others"
 
 
@@ -165,11 +175,13 @@ def test_a_field_that_is_left_out_changes_no_token(
     bench: ParityBench = request.getfixturevalue(name)
     tp, seen = TensorParallel(), dict[str, str]()
     built = build_runner(load(bench.folder, tp), tp, NEIGHBOURS["mixed"], DRAFTERS[name], 3)
+    alone = LocalEngine(one_rank(built.runner), built.facts, epoch=1, depth=0).run(POOLED)
+    vectors = {name: answer.pooled for name, answer in alone.items()}
     kinds: list[type[Message]] = [pb.StepPlan, pb.Admission, pb.StepResult]
     fields = [(kind, each.name) for kind in kinds for each in kind.DESCRIPTOR.fields]
-    for epoch, (kind, field) in enumerate(fields, 1):
+    for epoch, (kind, field) in enumerate(fields, 2):
         stripper = Stripper(kind, field)
-        end = answers_without(bench, built, epoch, stripper)
+        end = answers_without(bench, built, vectors, epoch, stripper)
         if stripper.count:
             seen[f"{kind.DESCRIPTOR.name}.{field}"] = end
     assert seen.pop(STALE) == "no end"
@@ -177,4 +189,5 @@ def test_a_field_that_is_left_out_changes_no_token(
     assert equal | {"StepResult.drafter_len"} == DISPENSABLE
     errors = {"InvalidRequest", "LedgerError", "InternalError"}
     assert {end for field, end in seen.items() if field not in DISPENSABLE} == errors
+    assert {"Admission.label_ids", "StepResult.pooled"} < seen.keys()
     assert len(seen) > 35
