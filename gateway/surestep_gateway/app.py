@@ -13,6 +13,7 @@ from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
 from .api.admin_routes import AdminRoutes
+from .api.described_route import DescribedRoute, Rules
 from .api.messages_routes import MessagesRoutes
 from .api.middleware import RequestMiddleware, RootPath
 from .api.openai_routes import OpenAIRoutes
@@ -75,17 +76,22 @@ def _seeds(seed: int | None) -> random.Random:
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
     """Build the ASGI application. `address` is host:port of this server, as `/status` shows it."""
+    routes = [
+        *OpenAIRoutes(gateway).routes(),
+        *ResponsesRoutes(gateway).routes(),
+        *MessagesRoutes(gateway).routes(),
+        *OperatorRoutes(gateway, address).routes(),
+        *AdminRoutes(gateway).routes(),
+    ]
+    for route in routes:
+        if isinstance(route, DescribedRoute) and route.rule.counted:
+            gateway.metrics.answers.expect(route.path, streams=route.description.streams)
     app: ASGIApp = Starlette(
-        routes=[
-            *OpenAIRoutes(gateway).routes(),
-            *ResponsesRoutes(gateway).routes(),
-            *MessagesRoutes(gateway).routes(),
-            *OperatorRoutes(gateway, address).routes(),
-            *AdminRoutes(gateway).routes(),
-        ],
+        routes=routes,
         middleware=[
             Middleware(
                 RequestMiddleware,
+                rules=Rules(routes),
                 bodies=Bodies(BodyLimits.of(gateway.settings)),
                 hosts=HostCheck(gateway.settings),
                 admission=gateway.admission,

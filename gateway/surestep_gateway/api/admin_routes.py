@@ -11,17 +11,17 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from surestep_common.errors import NotFound, SurestepError, Unauthenticated
 
 from surestep_gateway.context import Gateway
+from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
-from .described_route import DescribedRoute, Description
+from .described_route import DescribedRoute, Description, RuledRoute
 from .middleware import body_of
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ _RESTART = Description(
     summary="Replace the workers, one scheduler after the other.",
     bodies=(RestartBody,),
     body_required=False,
-    keys=True,
     errors=(400, 401, 404, 408, 413, 415, 503),
 )
 _RESTART_S = 30.0  # for the old ranks to be gone
@@ -52,9 +51,12 @@ class AdminRoutes:
         self._keys = gateway.settings.admin_keys()
         self._restarting = asyncio.Lock()
 
-    def routes(self) -> Iterator[Route]:
+    def routes(self) -> Iterator[RuledRoute]:
         if self._keys:
-            yield DescribedRoute("POST", "/admin/workers/restart", self.restart_workers, _RESTART)
+            yield DescribedRoute(
+                "POST", "/admin/workers/restart", self.restart_workers, _RESTART,
+                access=Access.ADMINISTRATORS, counted=False,
+            )  # fmt: skip
 
     async def restart_workers(self, request: Request) -> Response:
         """Replace every rank, one scheduler after the other, while open requests continue.

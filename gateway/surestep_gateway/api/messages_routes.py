@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from surestep_gateway.context import Gateway
+from surestep_gateway.http.admission import Access
 from surestep_gateway.output.json_pieces import JsonPieces
 from surestep_gateway.request.parse import renamed
 from surestep_gateway.serving.event_stream import respond
@@ -20,20 +21,18 @@ from surestep_gateway.text_processes.jobs import COUNT, MESSAGE
 from surestep_gateway.translate.message_body import CountTokensRequest, MessagesRequest
 from surestep_gateway.translate.message_request import FIELD_NAMES
 
-from .described_route import COUNTED_ERRORS, DescribedRoute, Description
+from .described_route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
 from .requests import deadline_of, origin_of, prepare
 
 _CREATE = Description(
     summary="Answer as a message of Anthropic's API.",
     bodies=(MessagesRequest,),
     streams=True,
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 _COUNT = Description(
     summary="Tokens of a prompt of that API.",
     bodies=(CountTokensRequest,),
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 
@@ -42,10 +41,11 @@ class MessagesRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RuledRoute]:
+        counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
         return [
-            DescribedRoute("POST", "/v1/messages", self.create, _CREATE),
-            DescribedRoute("POST", "/v1/messages/count_tokens", self.count, _COUNT),
+            counted("POST", "/v1/messages", self.create, _CREATE),
+            counted("POST", "/v1/messages/count_tokens", self.count, _COUNT),
         ]
 
     async def create(self, request: Request) -> Response:

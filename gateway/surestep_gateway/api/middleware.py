@@ -15,13 +15,15 @@ from surestep_common.errors import Cancelled, SurestepError, Unavailable, kind_o
 from surestep_common.tracing import Tracer
 
 from surestep_gateway.auth.tenants import Caller
-from surestep_gateway.http.admission import PROBES, Admission
+from surestep_gateway.http.admission import Access, Admission, Rule
 from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.browsers import HostCheck
 from surestep_gateway.http.errors import error_response
-from surestep_gateway.observability.answer_metrics import COUNTED, Ending
+from surestep_gateway.observability.answer_metrics import Ending
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.serving import request_spans
+
+from .described_route import Rules
 
 _LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -38,6 +40,7 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         *,
+        rules: Rules,
         bodies: Bodies,
         hosts: HostCheck,
         admission: Admission,
@@ -45,6 +48,7 @@ class RequestMiddleware:
         tracer: Tracer,
     ) -> None:
         self._app = app
+        self._rules = rules
         self._bodies = bodies
         self._hosts = hosts
         self._admission = admission
@@ -57,26 +61,29 @@ class RequestMiddleware:
             return
         path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
         scope["path"] = path  # clients put slashes behind their base URL
-        with request_spans.begin(self._tracer, scope, headers) as span:
+        rule = self._rules.of(path)
+        span = tracing.NO_SPAN  # for what is answered at once
+        if rule.counted:
+            span = request_spans.begin(self._tracer, scope, headers)
+        with span:
             tracing.current.set(span)
-            await self._serve(scope, headers, receive, send)
+            await self._serve(scope, rule, headers, receive, send)
 
     async def _serve(
-        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+        self, scope: Scope, rule: Rule, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        path = scope["path"]
         given = headers.get(b"x-request-id", b"")
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         ending = Ending()
         state.update(request_id=request_id, request_id_given=known, ending=ending)
-        answer = self._numbered(send, request_id, path, ending)
-        with self._counted(scope, ending):
-            await self._admit(scope, headers, receive, answer)
+        answer = self._numbered(send, request_id, rule, ending)
+        with self._counted(scope, rule, ending):
+            await self._admit(scope, rule, headers, receive, answer)
 
     @contextlib.contextmanager
-    def _counted(self, scope: Scope, ending: Ending) -> Iterator[None]:
+    def _counted(self, scope: Scope, rule: Rule, ending: Ending) -> Iterator[None]:
         """Count how the answer to the request ends."""
         try:
             yield
@@ -89,47 +96,54 @@ class RequestMiddleware:
                 self._metrics.responses.labels(str(kind_of(error).http_status)).inc()
             raise
         finally:
-            if scope["path"] in COUNTED and scope["method"] == "POST":
+            if rule.counted and scope["method"] == "POST":
                 self._metrics.answers.count(scope["path"], ending)
 
     async def _admit(
-        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, answer: Send
+        self,
+        scope: Scope,
+        rule: Rule,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        answer: Send,
     ) -> None:
-        path, state = scope["path"], scope["state"]
+        state = scope["state"]
         try:
             self._hosts.check(headers)
-            self._admission.check_certificate(path, certified=state.get("certified", False))
-            state["client"] = self._admission.identify(path, headers)
+            self._admission.check_certificate(rule, certified=state.get("certified", False))
+            state["client"] = self._admission.identify(rule, headers)
             caller = Caller.of(scope).name
-            self._admission.check(path, caller)
+            self._admission.check(rule, caller)
             body = BodyReader(self._bodies, receive, headers)
-            if path in COUNTED:
+            if rule.counted:
                 await body.read()
                 if state.get("is_gone", bool)():  # before it costs more than its bytes
                     raise Cancelled("the client went away")
-                self._admission.check(path, caller)  # much may have happened since
+                self._admission.check(rule, caller)  # much may have happened since
         except SurestepError as error:
             state["ending"].fail(error)
-            await error_response(error, path)(scope, receive, answer)
+            await error_response(error, scope["path"])(scope, receive, answer)
             return
         state["body"] = body
         try:
-            await self._run(scope, receive, answer, caller)
+            await self._run(scope, rule, receive, answer, caller)
         finally:
             body.release()
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, caller: str) -> None:
-        if scope["path"] not in COUNTED:
+    async def _run(
+        self, scope: Scope, rule: Rule, receive: Receive, send: Send, caller: str
+    ) -> None:
+        if not rule.counted:
             await self._app(scope, receive, send)
             return
         with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 
-    def _numbered(self, send: Send, request_id: str, path: str, ending: Ending) -> Send:
+    def _numbered(self, send: Send, request_id: str, rule: Rule, ending: Ending) -> Send:
         async def numbered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 ending.begun = True
-                if path not in PROBES:  # there are many, and 503 is a good answer to one
+                if rule.access is not Access.PROBES:  # of many, to which 503 is a good answer
                     self._metrics.responses.labels(str(message["status"])).inc()
                 request_spans.answered(tracing.current.get(), message["status"])
                 message["headers"] = [

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from surestep_common.errors import ModelNotFound
 from surestep_common.sampling_defaults import shown
 
 from surestep_gateway.context import Gateway
+from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse
-from surestep_gateway.observability.answer_metrics import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.output.json_pieces import JsonPieces
 from surestep_gateway.request.embedding_body import EmbeddingRequest, RerankRequest, ScoreRequest
 from surestep_gateway.request.embedding_inputs import PreparedInputs
@@ -52,49 +52,45 @@ from surestep_gateway.text_processes.jobs import (
     Job,
 )
 
-from .described_route import COUNTED_ERRORS, DescribedRoute, Description
+from .described_route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
 from .requests import deadline_of, origin_of, prepare
 
 _CHAT = Description(
     summary="Answer a chat.",
     bodies=(ChatRequest,),
     streams=True,
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 _COMPLETION = Description(
     summary="Go on with a text.",
     bodies=(CompletionRequest,),
     streams=True,
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 _EMBEDDINGS = Description(
-    summary="Make vectors of texts.", bodies=(EmbeddingRequest,), keys=True, errors=COUNTED_ERRORS
+    summary="Make vectors of texts.", bodies=(EmbeddingRequest,), errors=COUNTED_ERRORS
 )
-_SCORE = Description(
-    summary="Compare texts.", bodies=(ScoreRequest,), keys=True, errors=COUNTED_ERRORS
-)
-_RERANK = Description(
-    summary="Rank documents.", bodies=(RerankRequest,), keys=True, errors=COUNTED_ERRORS
-)
+_SCORE = Description(summary="Compare texts.", bodies=(ScoreRequest,), errors=COUNTED_ERRORS)
+_RERANK = Description(summary="Rank documents.", bodies=(RerankRequest,), errors=COUNTED_ERRORS)
 _INVOCATIONS = Description(
     summary="Answer a request of one of these kinds, for SageMaker.",
     bodies=(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest),
     streams=True,
-    keys=True,
     errors=COUNTED_ERRORS,
 )
-_MODELS = Description(summary="Served names.", keys=True, errors=(401, 503))
+_MODELS = Description(summary="Served names.", errors=(401, 503))
 _TOKENIZE = Description(
     summary="Tokens of a text or a chat.",
     bodies=(TokenizeBody, TokenizeChatBody),
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 _DETOKENIZE = Description(
-    summary="Text of tokens.", bodies=(DetokenizeBody,), keys=True, errors=COUNTED_ERRORS
+    summary="Text of tokens.", bodies=(DetokenizeBody,), errors=COUNTED_ERRORS
 )
+
+# vLLM's paths of one endpoint; Jina's and Cohere's clients know it by the last two.
+SCORE_PATHS = ("/score", "/v1/score")
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 class OpenAIRoutes:
@@ -109,18 +105,27 @@ class OpenAIRoutes:
             RERANK.name: self._compare,
         }
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RuledRoute]:
+        counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
+        at_once = partial(DescribedRoute, access=Access.CLIENTS, counted=False)
+        model = RuledRoute(
+            "/v1/models/{model:path}",
+            self.model,
+            methods=["GET"],
+            access=Access.CLIENTS,
+            counted=False,
+        )
         return [
-            DescribedRoute("POST", "/v1/chat/completions", self.chat, _CHAT),
-            DescribedRoute("POST", "/v1/completions", self.completions, _COMPLETION),
-            DescribedRoute("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
-            *(DescribedRoute("POST", path, self.score, _SCORE) for path in SCORE_PATHS),
-            *(DescribedRoute("POST", path, self.rerank, _RERANK) for path in RERANK_PATHS),
-            DescribedRoute("POST", "/invocations", self.invocations, _INVOCATIONS),
-            DescribedRoute("GET", "/v1/models", self.models, _MODELS),
-            Route("/v1/models/{model:path}", self.model),
-            DescribedRoute("POST", "/tokenize", self.tokenize, _TOKENIZE),
-            DescribedRoute("POST", "/detokenize", self.detokenize, _DETOKENIZE),
+            counted("POST", "/v1/chat/completions", self.chat, _CHAT),
+            counted("POST", "/v1/completions", self.completions, _COMPLETION),
+            counted("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
+            *(counted("POST", path, self.score, _SCORE) for path in SCORE_PATHS),
+            *(counted("POST", path, self.rerank, _RERANK) for path in RERANK_PATHS),
+            counted("POST", "/invocations", self.invocations, _INVOCATIONS),
+            at_once("GET", "/v1/models", self.models, _MODELS),
+            model,
+            counted("POST", "/tokenize", self.tokenize, _TOKENIZE),
+            counted("POST", "/detokenize", self.detokenize, _DETOKENIZE),
         ]
 
     async def chat(self, request: Request) -> Response:

@@ -9,11 +9,13 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
+from surestep_gateway.http.admission import Access
 from surestep_gateway.request.protocol import Body
 
 from .described_route import DescribedRoute, Description
 
 _REF = "#/components/schemas/"
+_KEYED = (Access.METRICS, Access.OPERATORS, Access.CLIENTS, Access.ADMINISTRATORS)
 _ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -96,7 +98,7 @@ def _operation(route: DescribedRoute) -> dict[str, Any]:
             "required": description.body_required,
             "content": {"application/json": {"schema": _any_of(description.bodies)}},
         }
-    if description.keys:
+    if route.rule.access in _KEYED:
         operation["security"] = [{}, {"key": []}]  # servers without keys ask for none
     return operation
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
@@ -13,12 +14,12 @@ from google.protobuf.message import Message
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.release import package_version
 
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.context import Gateway
+from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
@@ -27,7 +28,7 @@ from surestep_gateway.ui.overview_model import GatewayView
 from surestep_gateway.ui.pages import docs_page, home_page
 from surestep_gateway.ui.status_page import PAGE, PAGE_FILES, StatusPage
 
-from .described_route import DescribedRoute, Description
+from .described_route import DescribedRoute, Description, RuledRoute
 from .openapi import document
 
 T = TypeVar("T")
@@ -38,21 +39,17 @@ _STATUS_PAGE = frozenset({PAGE, PAGE_FILES, "/overview"})
 _MINUTE = {"answers", "client_gone", "failed", "failed_in_streams", "refused"}
 
 _HOME = Description(
-    summary="What this server is, for people.", media_type="text/html", keys=True, errors=(401,)
+    summary="What this server is, for people.", media_type="text/html", errors=(401,)
 )
-_DOCS = Description(
-    summary="This document, for people.", media_type="text/html", keys=True, errors=(401,)
-)
+_DOCS = Description(summary="This document, for people.", media_type="text/html", errors=(401,))
 _PAGE = Description(summary="The status page.", media_type="text/html")
 _HEALTH = Description(summary="The process answers.", media_type="")
 _READY = Description(summary="Requests sent now would be served.", media_type="", errors=(503,))
 _VERSION = Description(summary="Version of the gateway.")
-_METRICS = Description(
-    summary="Prometheus metrics.", media_type="text/plain", keys=True, errors=(401,)
-)
-_LOAD = Description(summary="Requests that are open.", keys=True, errors=(401,))
-_STATUS = Description(summary="Every process behind this gateway.", keys=True, errors=(401,))
-_OVERVIEW = Description(summary="What the status page shows.", keys=True, errors=(401,))
+_METRICS = Description(summary="Prometheus metrics.", media_type="text/plain", errors=(401,))
+_LOAD = Description(summary="Requests that are open.", errors=(401,))
+_STATUS = Description(summary="Every process behind this gateway.", errors=(401,))
+_OVERVIEW = Description(summary="What the status page shows.", errors=(401,))
 
 
 class OperatorRoutes:
@@ -65,22 +62,27 @@ class OperatorRoutes:
         self._overview = OverviewSource(gateway.pool, gateway.metrics.clients, self._this_process)
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RuledRoute]:
         page = StatusPage()
-        routes = [
-            DescribedRoute("GET", "/", self.home, _HOME),
-            DescribedRoute("GET", "/docs", self.docs, _DOCS),
-            DescribedRoute("GET", PAGE, page.page, _PAGE),
-            Route(PAGE_FILES, page.file),
-            DescribedRoute("GET", "/health", self.health, _HEALTH),
-            DescribedRoute("GET", "/health/ready", self.ready, _READY),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            DescribedRoute("GET", "/version", self.version, _VERSION),
-            Route("/openapi.json", self.openapi),
-            DescribedRoute("GET", "/metrics", self.metrics, _METRICS),
-            DescribedRoute("GET", "/load", self.load, _LOAD),
-            DescribedRoute("GET", "/status", self.status, _STATUS),
-            DescribedRoute("GET", "/overview", self.overview, _OVERVIEW),
+        probes, everybody, figures, operators = (
+            partial(DescribedRoute, "GET", access=access, counted=False)
+            for access in (Access.PROBES, Access.EVERYBODY, Access.METRICS, Access.OPERATORS)
+        )
+        bare = partial(RuledRoute, counted=False)
+        routes: list[RuledRoute] = [
+            operators("/", self.home, _HOME),
+            operators("/docs", self.docs, _DOCS),
+            everybody(PAGE, page.page, _PAGE),
+            bare(PAGE_FILES, page.file, methods=["GET"], access=Access.EVERYBODY),
+            probes("/health", self.health, _HEALTH),
+            probes("/health/ready", self.ready, _READY),
+            bare("/ping", self.health, methods=["GET", "POST"], access=Access.PROBES),
+            everybody("/version", self.version, _VERSION),
+            bare("/openapi.json", self.openapi, methods=["GET"], access=Access.EVERYBODY),
+            figures("/metrics", self.metrics, _METRICS),
+            figures("/load", self.load, _LOAD),
+            operators("/status", self.status, _STATUS),
+            operators("/overview", self.overview, _OVERVIEW),
         ]
         return [route for route in routes if route.path not in self._hidden]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import orjson
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from surestep_common.errors import (
     InvalidRequest,
     NotFound,
@@ -22,6 +22,7 @@ from surestep_common.errors import (
 
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
+from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.output.json_pieces import JsonPieces
 from surestep_gateway.request.parse import renamed
@@ -35,7 +36,7 @@ from surestep_gateway.translate.frames import framed, unframed
 from surestep_gateway.translate.response_body import ResponseRequest
 from surestep_gateway.translate.response_request import FIELD_NAMES, PreparedResponse
 
-from .described_route import COUNTED_ERRORS, DescribedRoute, Description, Parameter
+from .described_route import COUNTED_ERRORS, DescribedRoute, Description, Parameter, RuledRoute
 from .middleware import body_of
 from .requests import deadline_of, origin_of, prepare_bytes
 
@@ -47,17 +48,12 @@ _CREATE = Description(
     summary="Answer as a response with items.",
     bodies=(ResponseRequest,),
     streams=True,
-    keys=True,
     errors=COUNTED_ERRORS,
 )
 _STORED_ERRORS = (400, 401, 404, 503)
-_RETRIEVE = Description(
-    summary="A stored response, or one being written.", keys=True, errors=_STORED_ERRORS
-)
-_DELETE = Description(summary="Forget a stored response.", keys=True, errors=_STORED_ERRORS)
-_CANCEL = Description(
-    summary="End a response that is being written.", keys=True, errors=_STORED_ERRORS
-)
+_RETRIEVE = Description(summary="A stored response, or one being written.", errors=_STORED_ERRORS)
+_DELETE = Description(summary="Forget a stored response.", errors=_STORED_ERRORS)
+_CANCEL = Description(summary="End a response that is being written.", errors=_STORED_ERRORS)
 _INPUT_ITEMS = Description(
     summary="The items that a stored response was made from.",
     parameters=(
@@ -65,7 +61,6 @@ _INPUT_ITEMS = Description(
         Parameter("order", {"type": "string", "enum": ["asc", "desc"]}),
         Parameter("after", {"type": "string"}),
     ),
-    keys=True,
     errors=_STORED_ERRORS,
 )
 
@@ -74,14 +69,16 @@ class ResponsesRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RuledRoute]:
         one = f"{_PATH}/{{response_id}}"
+        counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
+        at_once = partial(DescribedRoute, access=Access.CLIENTS, counted=False)
         return [
-            DescribedRoute("POST", _PATH, self.create, _CREATE),
-            DescribedRoute("GET", one, self.retrieve, _RETRIEVE),
-            DescribedRoute("DELETE", one, self.delete, _DELETE),
-            DescribedRoute("POST", f"{one}/cancel", self.cancel, _CANCEL),
-            DescribedRoute("GET", f"{one}/input_items", self.input_items, _INPUT_ITEMS),
+            counted("POST", _PATH, self.create, _CREATE),
+            at_once("GET", one, self.retrieve, _RETRIEVE),
+            at_once("DELETE", one, self.delete, _DELETE),
+            at_once("POST", f"{one}/cancel", self.cancel, _CANCEL),
+            at_once("GET", f"{one}/input_items", self.input_items, _INPUT_ITEMS),
         ]
 
     async def create(self, request: Request) -> Response:

@@ -7,24 +7,40 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Iterator, Mapping
+from enum import Enum, auto
+from typing import NamedTuple
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
 from surestep_gateway.auth.api_keys import ApiClient
 from surestep_gateway.auth.tenants import may_open
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.observability.answer_metrics import COUNTED
-from surestep_gateway.ui.status_page import PAGE
 
 logger = logging.getLogger(__name__)
 
-# Probes have no key.
-_OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
-PROBES = frozenset({"/health", "/health/ready", "/ping"})
-_METRICS = frozenset({"/metrics", "/load"})
-_OPERATORS = _METRICS | {"/", "/docs", "/status", "/overview"}  # the admin key opens these too
-_ADMIN = "/admin/"  # which asks for its own key
 _ABORT_S = 2.0  # for error events to reach their clients
+
+
+class Access(Enum):
+    """Whom a route answers."""
+
+    PROBES = auto()  # everybody, without a client certificate too
+    EVERYBODY = auto()
+    METRICS = auto()  # everybody, or as OPERATORS with --protect-metrics
+    OPERATORS = auto()  # clients, and whoever has the admin key
+    CLIENTS = auto()  # whoever has an API key, where the server has any
+    ADMINISTRATORS = auto()  # the route itself asks for the admin key
+
+
+class Rule(NamedTuple):
+    """The way requests to a route are admitted."""
+
+    access: Access
+    # Read whole, bounded in number, refused while the server drains, traced, and the end counted.
+    counted: bool
+
+
+NO_ROUTE = Rule(Access.CLIENTS, counted=False)
 
 
 class Admission:
@@ -46,9 +62,9 @@ class Admission:
     def num_open(self) -> int:
         return len(self._open)
 
-    def check(self, path: str, caller: str) -> None:
+    def check(self, rule: Rule, caller: str) -> None:
         """Raise Unavailable while draining, QueueFull when no further request fits."""
-        if path not in COUNTED:
+        if not rule.counted:
             return
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._drain_s)
@@ -57,21 +73,21 @@ class Admission:
                 f"more than {self._limit} requests are open at this server", retry_after=1.0
             )
 
-    def check_certificate(self, path: str, *, certified: bool) -> None:
+    def check_certificate(self, rule: Rule, *, certified: bool) -> None:
         """Raise Unauthenticated when a required client certificate is missing."""
-        if self._needs_certificate and not certified and path not in PROBES:
+        if self._needs_certificate and not certified and rule.access is not Access.PROBES:
             raise Unauthenticated("a client certificate is needed")
 
-    def identify(self, path: str, headers: Mapping[bytes, bytes]) -> ApiClient | None:
+    def identify(self, rule: Rule, headers: Mapping[bytes, bytes]) -> ApiClient | None:
         """Return the owner of the request's key, None where no key is needed.
 
-        Every path needs a key unless it is listed as open. Raise Unauthenticated.
+        Raise Unauthenticated.
         """
-        if path in _OPEN or path == PAGE or path.startswith((f"{PAGE}/", _ADMIN)):
+        if rule.access in (Access.PROBES, Access.EVERYBODY, Access.ADMINISTRATORS):
             return None
-        if path in _METRICS and not self._protect_metrics:
+        if rule.access is Access.METRICS and not self._protect_metrics:
             return None
-        operators = path in _OPERATORS and bool(self._admin_keys)
+        operators = rule.access is not Access.CLIENTS and bool(self._admin_keys)
         if not (self._keys or operators):
             return None
         header = _key_in(headers)

@@ -67,6 +67,7 @@ class BodyReader:
         self._headers = headers
         self._deadline: asyncio.Timeout | None = None
         self._given_up = False
+        self._complete = False
         self.data = bytearray()  # empty again once it is released
         self.counted = 0  # of its bytes, among those in memory
         limit = bodies.limits.body_bytes
@@ -77,13 +78,17 @@ class BodyReader:
     async def read(self) -> None:
         """Wait for the whole body, which must be JSON. A byte order mark before it is dropped.
 
+        Of counted requests it is there when their route runs: another call changes nothing.
         Raise UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
         memory for it, and Cancelled when its sender has disconnected.
         """
+        if self._complete:
+            return
         check_json(self._headers)
         self._bodies.arriving[self] = None
         try:
             await self._read()
+            self._complete = True
             if self.data.startswith(codecs.BOM_UTF8):
                 del self.data[: len(codecs.BOM_UTF8)]
         except BaseException:

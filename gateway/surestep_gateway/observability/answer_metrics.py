@@ -15,29 +15,10 @@ from prometheus_client import CollectorRegistry
 from surestep_common.errors import ERROR_TABLE, Cancelled, ErrorKind, QueueFull, kind_of
 from surestep_common.tracing import SERVER_FAULT
 
-# Requests whose answers may be streams.
-STREAMED = frozenset(
-    {
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-        "/invocations",
-    }
-)
-# vLLM's paths of one endpoint; Jina's and Cohere's clients know it by the last two.
-SCORE_PATHS = ("/score", "/v1/score")
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-# Requests that are counted, open and ended, and bounded in number.
-COUNTED = STREAMED | {
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-    *SCORE_PATHS,
-    *RERANK_PATHS,
-}
-
 _LABELS = ("path", "streamed", "end", "type", "code", "status")
 _COMPLETE, _GONE = "complete", "client_gone"
 _REFUSED = kind_of(QueueFull(""))
+_FAULTS = [kind for kind in ERROR_TABLE if kind.http_status >= SERVER_FAULT]
 
 
 class Labels(NamedTuple):
@@ -105,7 +86,6 @@ class AnswerMetrics:
     """Counts the ends of answers, one for each request that has one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Ends that alerts look for are there from the start: a counter that appears is no rate."""
         self._counter = prometheus_client.Counter(
             "surestep:answers",
             "Answers ended, by how; status is that of the error.",
@@ -113,12 +93,13 @@ class AnswerMetrics:
             registry=registry,
         )
         self._ends: Counter[Labels] = Counter()
-        faults = [kind for kind in ERROR_TABLE if kind.http_status >= SERVER_FAULT]
-        for path in sorted(COUNTED):
-            for streamed in (False, True) if path in STREAMED else (False,):
-                self._counter.labels(*Labels(path, str(streamed).lower(), _COMPLETE))
-                for kind in faults:
-                    self._counter.labels(*Labels.of_error(path, kind, streamed=streamed))
+
+    def expect(self, path: str, *, streams: bool) -> None:
+        """Show the ends that alerts look for from the start: a counter that appears is no rate."""
+        for streamed in (False, True) if streams else (False,):
+            self._counter.labels(*Labels(path, str(streamed).lower(), _COMPLETE))
+            for kind in _FAULTS:
+                self._counter.labels(*Labels.of_error(path, kind, streamed=streamed))
 
     def count(self, path: str, ending: Ending) -> None:
         """Count the end of one answer."""

@@ -13,7 +13,6 @@ from starlette.types import Scope
 from surestep_common import tracing
 from surestep_common.tracing import Span, Tracer, Value
 
-from surestep_gateway.observability.answer_metrics import COUNTED
 from surestep_gateway.request.protocol import ChatBody
 
 from .generation import Generation
@@ -23,10 +22,8 @@ _CARRIERS = (b"traceparent", b"tracestate")
 
 
 def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
-    """Begin the span of an HTTP request; paths that respond at once get none."""
+    """Begin the span of an HTTP request."""
     method, path, scheme = scope["method"], scope["path"], scope["scheme"]
-    if path not in COUNTED:
-        return tracing.NO_SPAN
     carrier = [(n.decode(), headers[n].decode("latin-1")) for n in _CARRIERS if n in headers]
     attributes = {
         "http.request.method": method,

@@ -11,10 +11,9 @@ import anthropic
 import openai
 import pytest
 from support.patience import PATIENCE_S
-from support.processes.gateway_stack import Paused, Stack, StartStack
+from support.processes.gateway_stack import Paused, Stack, StartStack, streaming
 from surestep_common.errors import QueueFull
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.observability.answer_metrics import STREAMED
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -73,8 +72,8 @@ async def _go_on(script: Paused) -> None:
     script.go.set()
 
 
-def test_every_api_that_streams_is_tried() -> None:
-    assert BODIES.keys() == STREAMED
+async def test_every_api_that_streams_is_tried(stack: Stack) -> None:
+    assert BODIES.keys() == set(await streaming(stack))
 
 
 def test_pings_come_before_proxies_give_up() -> None:

@@ -72,6 +72,21 @@ class Stack:
             yield rest
 
 
+async def streaming(stack: Stack) -> list[str]:
+    """The paths that answer with events, as the server describes them."""
+    return [path for path, post in (await _posts(stack)).items() if "event-stream" in str(post)]
+
+
+async def counted(stack: Stack) -> list[str]:
+    """The paths that may answer that too many requests are open."""
+    return [path for path, post in (await _posts(stack)).items() if "429" in post["responses"]]
+
+
+async def _posts(stack: Stack) -> dict[str, Any]:
+    paths = (await stack.client.get("/openapi.json")).json()["paths"]
+    return {path: one["post"] for path, one in paths.items() if "post" in one}
+
+
 class Paused:
     """A script that sends `count` tokens, then waits until `go` is set."""
 
