@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings
 for unit in ("common", "proto", "gateway", "scheduler_svc", "worker_svc", "cli"):
     sys.path.insert(0, str(ROOT / unit))
 
-from surestep_gateway.config import GatewaySettings  # noqa: E402
+from surestep_gateway.settings.config import GatewaySettings  # noqa: E402
 from surestep_scheduler.config import SchedulerSettings  # noqa: E402
 from surestep_worker.config import WorkerSettings  # noqa: E402
 

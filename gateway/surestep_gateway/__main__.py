@@ -24,7 +24,8 @@ def main() -> int:
     from surestep_common.config import parent_pid
     from surestep_common.errors import SurestepError
 
-    from .config import GatewaySettings
+    from surestep_gateway.settings.config import GatewaySettings
+
     from .server import run
 
     die_with(parent_pid())

@@ -12,30 +12,31 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
-from .api.admin_routes import AdminRoutes
-from .api.described_route import DescribedRoute, Rules
-from .api.messages_routes import MessagesRoutes
-from .api.middleware import RequestMiddleware, RootPath
-from .api.openai_routes import OpenAIRoutes
-from .api.operator_routes import OperatorRoutes
-from .api.responses_routes import ResponsesRoutes
-from .config import GatewaySettings
+from surestep_gateway.apis.embeddings.score_inputs import judging_ids
+from surestep_gateway.apis.messages.routes import MessagesRoutes
+from surestep_gateway.apis.middleware import RequestMiddleware, RootPath
+from surestep_gateway.apis.openai.routes import OpenAIRoutes
+from surestep_gateway.apis.operators.admin import AdminRoutes
+from surestep_gateway.apis.operators.routes import OperatorRoutes
+from surestep_gateway.apis.responses.routes import ResponsesRoutes
+from surestep_gateway.apis.responses.running import Running
+from surestep_gateway.apis.responses.store import open_store
+from surestep_gateway.apis.route import DescribedRoute, Rules
+from surestep_gateway.http.admission import Admission
+from surestep_gateway.http.answers import Answers
+from surestep_gateway.http.bodies import Bodies, BodyLimits
+from surestep_gateway.http.browsers import HostCheck, with_cors
+from surestep_gateway.http.errors import on_http_exception, on_surestep_error, on_unexpected_error
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.request.output_format import with_output_format
+from surestep_gateway.schedulers.pool import SchedulerPool
+from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.settings.embeddings import EmbeddingConfig, HfOverrides, PoolerConfig
+from surestep_gateway.text.service import TextService
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.vocabulary import check_vocabulary
+
 from .context import Gateway
-from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
-from .http.admission import Admission
-from .http.bodies import Bodies, BodyLimits
-from .http.browsers import HostCheck, with_cors
-from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
-from .observability.metrics import GatewayMetrics
-from .output.answers import Answers
-from .request.output_format import with_output_format
-from .request.score_inputs import judging_ids
-from .schedulers.pool import SchedulerPool
-from .stored.running import Running
-from .stored.store import open_store
-from .text.text_processor import TextProcessor
-from .text.vocabulary import check_vocabulary
-from .text_processes.service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from surestep_common.tracing import Tracer
 
-from .config import GatewaySettings
-from .embedding_config import EmbeddingConfig
-from .http.admission import Admission
-from .observability.metrics import GatewayMetrics
-from .output.answers import Answers
-from .schedulers.pool import SchedulerPool
-from .stored.running import Running
-from .stored.store import Store
-from .text.tokenizer import Tokenizer
-from .text_processes.service import TextService
+from surestep_gateway.apis.responses.running import Running
+from surestep_gateway.apis.responses.store import Store
+from surestep_gateway.http.admission import Admission
+from surestep_gateway.http.answers import Answers
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.schedulers.pool import SchedulerPool
+from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.settings.embeddings import EmbeddingConfig
+from surestep_gateway.text.service import TextService
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,13 @@ import uvicorn
 from surestep_common.notify import ALIVE, Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
+from surestep_gateway.http.connections import Connections
+from surestep_gateway.http.http_protocol import ClientTimeouts, HttpProtocol
+from surestep_gateway.http.listener import HttpListener, bind, bind_path
+from surestep_gateway.settings.config import GatewaySettings
+
 from .app import make_app, make_gateway
-from .config import GatewaySettings
 from .context import Gateway
-from .http.connections import Connections
-from .http.http_protocol import ClientTimeouts, HttpProtocol
-from .http.listener import HttpListener, bind, bind_path
 from .model_wait import until_there
 
 logger = logging.getLogger(__name__)

@@ -129,7 +129,7 @@ async def test_tokenizing_counts_as_an_open_request(start_stack: StartStack) -> 
     (text,) = [
         one
         for one in psutil.Process().children()
-        if "surestep_gateway.text_processes.process" in one.cmdline()
+        if "surestep_gateway.text_process" in one.cmdline()
     ]
     text.suspend()
     for path, body in (

@@ -79,7 +79,7 @@ def test_the_policy_core_is_pure() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["surestep_gateway.config", "surestep_scheduler.config", "surestep_worker.config"],
+    ["surestep_gateway.settings.config", "surestep_scheduler.config", "surestep_worker.config"],
 )
 def test_settings_load_without_tensors(module: str) -> None:
     _assert_light(module, {"torch", "transformers", "fastapi"})

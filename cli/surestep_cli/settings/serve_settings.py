@@ -16,7 +16,7 @@ from pydantic_settings import (
     SettingsError,
 )
 from surestep_common.config import ENV_PREFIX, or_exit, variables
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 

@@ -11,17 +11,7 @@ from surestep_common.errors import UnsupportedParameter
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import (
-    ANYTHING,
-    Json,
-    Language,
-    Rules,
-    TokenName,
-    checked,
-    pattern,
-    source_of,
-    up_to,
-)
+from .language import ANYTHING, Json, Language, Rules, TokenName, checked, pattern, source_of, up_to
 
 THINKING_BUDGET = "thinking_token_budget"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it

@@ -16,7 +16,7 @@ from starlette.types import Receive
 from surestep_common.errors import Cancelled, ClientTooSlow, RequestTooLarge, Unavailable
 from surestep_common.process import memory_bytes
 
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 from .browsers import check_json
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from surestep_common.access import is_loopback
 from surestep_common.errors import PermissionDenied, UnsupportedMediaType
 
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 _EXPOSED = ("retry-after", "x-request-id")  # headers that scripts may read
 

@@ -10,7 +10,6 @@ from typing import Any
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto.sampling_pb2 import Grammar
 
-from surestep_gateway.config import GatewaySettings
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
@@ -26,6 +25,7 @@ from surestep_gateway.parsers import (
     ReasoningParser,
 )
 from surestep_gateway.parsers.harmony import HarmonyParser
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 

@@ -17,8 +17,8 @@ from surestep_common.request_bounds import check_prompt_logprobs
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.config import GatewaySettings
 from surestep_gateway.grammars.reasoning import Wanted
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
-from surestep_gateway.api_settings import ApiSettings
+from surestep_gateway.settings.api_settings import ApiSettings
 from surestep_gateway.text.process_limits import template_limits
 from surestep_gateway.text.special_tokens import TRUSTED_ROLES, Hidden
 from surestep_gateway.text.text_processor import TextProcessor

@@ -17,7 +17,7 @@ from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
 from surestep_gateway.auth.tenants import ANYBODY, Tenant
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 from .generate_call import GenerateCall
 from .losses import LossHistory

@@ -1,1 +1,1 @@
-"""Tokenizer, special tokens and chat templates of a model."""
+"""Tokenizer and chat templates of a model, and the processes where large texts are prepared."""

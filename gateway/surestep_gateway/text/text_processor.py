@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import orjson
 from tokenizers import Tokenizer as RustTokenizer
 
-from surestep_gateway.api_settings import ApiSettings
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.api_settings import ApiSettings
+from surestep_gateway.settings.config import GatewaySettings
 
 from .chat_template import ChatTemplate
 from .process_limits import NeedsProcess, TurnLimit, computing_limit

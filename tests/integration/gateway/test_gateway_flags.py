@@ -18,8 +18,8 @@ from support.fakes.scheduler import emulated
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_cli.api.http import call
 from surestep_common.errors import Unavailable
-from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -163,7 +163,7 @@ async def test_usage_that_nobody_asked_for(start_stack: StartStack) -> None:
 async def test_requests_in_the_log(
     start_stack: StartStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "surestep_gateway.serving.request_log")
+    caplog.set_level(logging.DEBUG, "surestep_gateway.generation.request_log")
 
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]

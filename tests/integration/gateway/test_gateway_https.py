@@ -13,7 +13,7 @@ import trustme
 from pydantic import ValidationError
 from support.processes.gateway_stack import StartStack
 from surestep_cli.api.http import call
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 
 class Files(NamedTuple):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from slow_clients import connect, everything
 from support.processes.gateway_stack import StartStack
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 

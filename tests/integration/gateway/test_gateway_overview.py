@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_gateway.ui.overview_model import Overview
+from surestep_gateway.apis.operators.overview_model import Overview
 from surestep_proto import supervisor_pb2, worker_pb2
 from surestep_proto.scheduler_pb2 import (
     RECOVERING,

@@ -13,7 +13,7 @@ import pytest
 from support.patience import PATIENCE_S
 from support.processes.gateway_stack import Paused, Stack, StartStack, streaming
 from surestep_common.errors import QueueFull
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

@@ -129,7 +129,7 @@ async def test_a_gateway_that_waits_for_its_model_can_be_stopped(tmp_path: Path)
     [
         ("server", {"torch", "transformers"}),  # arithmetic of vectors is numpy's
         (
-            "text_processes.process",
+            "text_process",
             {"torch", "transformers", "numpy"},
         ),  # of which there may be many
     ],

@@ -11,9 +11,9 @@ import pytest
 from support.clients.response_calls import TOOLS, events_of, official, respond, without_chance
 from support.clients.tool_chat import script, tool_stack
 from support.processes.gateway_stack import Stack, StartStack
+from surestep_gateway.apis.responses import tools as response_tools
+from surestep_gateway.apis.responses.tools import LEFT_OUT
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_gateway.translate import response_tools
-from surestep_gateway.translate.response_tools import LEFT_OUT
 
 PATCH = '*** Begin Patch\n*** Add File: a.txt\n+"Zürich" \\ 🙂\n*** End Patch\n'
 GRAMMAR = 'start: "*** Begin Patch" /(?s:.*)/'

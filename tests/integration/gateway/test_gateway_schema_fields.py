@@ -15,7 +15,7 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_gateway.request.embedding_body import EmbeddingRequest
+from surestep_gateway.apis.embeddings.body import EmbeddingRequest
 from surestep_gateway.request.protocol import (
     ChatRequest,
     CompletionRequest,

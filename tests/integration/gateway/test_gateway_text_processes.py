@@ -22,13 +22,13 @@ from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack, stacks
 from support.processes.ports import free_port
 from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.text import wire
+from surestep_gateway.text.body_bounds import MAX_CONTAINERS, check_shape
+from surestep_gateway.text.jobs import BY_NAME, CHAT, COMPLETION, Job
 from surestep_gateway.text.process_limits import NeedsProcess
+from surestep_gateway.text.service import INLINE_BYTES
 from surestep_gateway.text.text_processor import TextProcessor
-from surestep_gateway.text_processes import wire
-from surestep_gateway.text_processes.body_bounds import MAX_CONTAINERS, check_shape
-from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job
-from surestep_gateway.text_processes.service import INLINE_BYTES
 
 PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop
 USER: Any = {"role": "user", "content": "hello"}
@@ -74,7 +74,7 @@ def children() -> list[psutil.Process]:
     return [
         one
         for one in every
-        if one.is_running() and "surestep_gateway.text_processes.process" in one.cmdline()
+        if one.is_running() and "surestep_gateway.text_process" in one.cmdline()
     ]
 
 

@@ -17,7 +17,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.config import Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.gguf import model_folder
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
 from surestep_worker.config import WorkerSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_gateway.output.detokenize import RepetitionDetector
+from surestep_gateway.generation.detokenize import RepetitionDetector
 
 
 def repeats(ids: list[int], least: int, most: int, count: int) -> bool:

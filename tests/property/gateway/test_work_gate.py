@@ -6,7 +6,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_gateway.text_processes.work_gate import WorkGate
+from surestep_gateway.text.work_gate import WorkGate
 
 LARGE = 100
 Work = tuple[int, str]  # its size, and who wants it done

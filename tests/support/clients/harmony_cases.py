@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from support.checkpoints import tiny_tokenizer
-from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
+from surestep_gateway.generation.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import Event, OutputParser, coalesce
 from surestep_gateway.parsers.harmony import HarmonyParser
 from surestep_gateway.text.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from support.fakes import scheduler as fake_scheduler
 from support.fakes.deliveries import Deliveries
 from support.fakes.scheduler import FakeScheduler, emulated, start, tokens
 from support.patience import PATIENCE_S
-from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 

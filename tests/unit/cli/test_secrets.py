@@ -17,9 +17,9 @@ from surestep_cli.verify.command import _FLAGS
 from surestep_cli.verify.server import ServerUnderTest, key_of
 from surestep_common.config import Settings, load, secret_fields
 from surestep_common.errors import InvalidRequest
+from surestep_gateway.apis.responses.redis_store import RedisStore
 from surestep_gateway.auth.api_keys import read_keys
-from surestep_gateway.config import GatewaySettings
-from surestep_gateway.stored.redis_store import RedisStore
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 
 SECRET = "hunter2-and-more-of-it"

@@ -12,7 +12,7 @@ import pytest
 from surestep_cli.main import Serve
 from surestep_cli.serve.model_source import ModelFolder
 from surestep_cli.serve.wiring import socket_folder, wiring
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surestep_cli.monitor.status import remarks, rows
-from surestep_gateway.api.operator_routes import as_json
+from surestep_gateway.apis.operators.routes import as_json
 from surestep_proto.scheduler_pb2 import SERVING, Incident, SchedulerStatus
 from surestep_proto.supervisor_pb2 import (
     HUNG,

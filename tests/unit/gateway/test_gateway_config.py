@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr, ValidationError
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 
 def settings(**values: object) -> GatewaySettings:

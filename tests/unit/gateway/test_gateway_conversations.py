@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support.clients.prompt_reader import TEMPLATES, Reader
-from surestep_gateway.translate.message_request import draft_message
-from surestep_gateway.translate.response_request import draft_response
+from surestep_gateway.apis.messages.request import draft_message
+from surestep_gateway.apis.responses.request import draft_response
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 

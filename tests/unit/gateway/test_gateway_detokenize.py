@@ -7,7 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer
 from support.clients.parser_cases import partitions
-from surestep_gateway.output.detokenize import Detokenizer, StopMatch, StopScanner, TextAssembler
+from surestep_gateway.generation.detokenize import (
+    Detokenizer,
+    StopMatch,
+    StopScanner,
+    TextAssembler,
+)
 from surestep_gateway.parsers import OutputParser, content_of
 from surestep_gateway.text.tokenizer import Tokenizer
 

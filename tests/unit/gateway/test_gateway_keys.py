@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 from surestep_gateway.auth.api_keys import ApiClient, read_keys
 from surestep_gateway.auth.tenants import Caller
-from surestep_gateway.config import GatewaySettings
+from surestep_gateway.settings.config import GatewaySettings
 
 
 def settings(**values: object) -> GatewaySettings:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from support.fakes.scheduler import logprob_columns
-from surestep_gateway.output.detokenize import Detokenizer
-from surestep_gateway.output.logprobs import (
+from surestep_gateway.apis.openai.logprobs import (
     CompletionLogprobs,
     Position,
     TextOfTokens,
@@ -12,6 +11,7 @@ from surestep_gateway.output.logprobs import (
     positions,
     prompt_logprobs,
 )
+from surestep_gateway.generation.detokenize import Detokenizer
 from surestep_gateway.text.tokenizer import Tokenizer
 
 

@@ -17,7 +17,7 @@ from support.clients.parser_cases import (
     said,
     words,
 )
-from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
+from surestep_gateway.generation.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import (
     Event,
     Reasoning,

@@ -11,11 +11,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.checkpoints.published import PUBLISHED, published_tokenizer
 from surestep_common.errors import UnsupportedParameter
+from surestep_gateway.generation.detokenize import Detokenizer
 from surestep_gateway.grammars.asked import content_language
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
-from surestep_gateway.output.detokenize import Detokenizer
 from surestep_gateway.parsers import REASONING_PARSERS
 from surestep_gateway.request.bad_words import bad_words
 from surestep_gateway.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from surestep_gateway.api.described_route import DescribedRoute, Description, RuledRoute, Rules
+from surestep_gateway.apis.route import DescribedRoute, Description, RuledRoute, Rules
 from surestep_gateway.http.admission import NO_ROUTE, Access
 
 

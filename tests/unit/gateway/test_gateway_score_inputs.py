@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support.checkpoints.published import published_tokenizer
 from surestep_common.errors import InvalidRequest, SurestepError
-from surestep_gateway.config import GatewaySettings
-from surestep_gateway.request.score_inputs import (
+from surestep_gateway.apis.embeddings.score_inputs import (
     PreparedScores,
     draft_rerank,
     draft_score,
     judging_ids,
 )
+from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from surestep_gateway.stored.store import MemoryStore
+from surestep_gateway.apis.responses.store import MemoryStore
 
 PUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000)), max_size=40)
 

@@ -1,1 +1,0 @@
-"""The endpoints, by topic, and the middleware around them."""

@@ -1,0 +1,1 @@
+"""The APIs, one folder each, and what their routes share."""

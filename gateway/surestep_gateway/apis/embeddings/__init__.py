@@ -1,0 +1,1 @@
+"""Embeddings, scores and rankings, with vLLM's fields."""

@@ -1,0 +1,1 @@
+"""OpenAI's chats and completions: routes, bodies of answers, token counts."""

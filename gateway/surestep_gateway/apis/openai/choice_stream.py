@@ -1,0 +1,83 @@
+"""Streams of choices: chunks of chats and of completions, then their usage and `[DONE]`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from surestep_gateway.generation.event_stream import COMMENT, Pieces, event
+from surestep_gateway.generation.generation import Generation
+from surestep_gateway.generation.sequence import Delta, OutputSequence
+from surestep_gateway.generation.usage import TokenUsage
+from surestep_gateway.http.errors import error_body
+from surestep_gateway.http.json_pieces import json_pieces
+
+from .choices import ChoiceBuilder, envelope
+
+
+class ChoiceEvents:
+    """The events of one stream.
+
+    A failure becomes an `error` event, and `[DONE]` is left out: clients take it for success.
+    """
+
+    ping = COMMENT
+
+    def __init__(
+        self, generation: Generation, builder: ChoiceBuilder, *, force_usage: bool
+    ) -> None:
+        """With `force_usage` every event has the usage, asked for or not."""
+        options = generation.body.stream_options
+        include = bool(options and options.include_usage)
+        self._generation = generation
+        self._builder = builder
+        self._usage_at_end = force_usage or include
+        self._usage_always = force_usage or bool(
+            include and options and options.continuous_usage_stats
+        )
+        self._head = envelope(generation, builder.chunk_name)
+        self._begun = False
+        self._told = self._counted(output=0)
+
+    async def opening(self, sequence: OutputSequence) -> Pieces:
+        """Return the choice that opens a sequence; the first one has what all choices share."""
+        extra = {} if self._begun else await self._builder.extra()
+        self._begun = True
+        choice = await self._builder.opening(sequence)
+        if choice is None:
+            return []
+        # What the sequence wrote by now comes in the chunks behind this one.
+        self._told = self._counted(self._told.output, self._told.reasoning)
+        first, *rest = json_pieces(self._chunk(choice) | extra)
+        pieces = [b"data: " + first, *rest]
+        pieces[-1] += b"\n\n"
+        return pieces
+
+    def delta(self, sequence: OutputSequence, delta: Delta) -> bytes:
+        choice = self._builder.piece(sequence, delta)
+        if choice is None:
+            return b""
+        if self._usage_always:
+            self._told = dataclasses.replace(self._generation.usage)
+        return event(self._chunk(choice))
+
+    async def end(self) -> bytes:
+        tail = b"data: [DONE]\n\n"
+        if not self._usage_at_end:
+            return tail
+        return event(self._head | {"choices": [], "usage": self._generation.usage.shown()}) + tail
+
+    async def failure(self, error: Exception) -> bytes:
+        return event(error_body(error))
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._head | {"choices": [choice]}
+        if self._usage_at_end:  # null until the last one, as OpenAI has it
+            chunk["usage"] = self._told.shown() if self._usage_always else None
+        return chunk
+
+    def _counted(self, output: int, reasoning: int | None = 0) -> TokenUsage:
+        """Return the counts of the prompt, with these of the output."""
+        usage = self._generation.usage
+        known = None if usage.reasoning is None else reasoning
+        return dataclasses.replace(usage, output=output, reasoning=known)

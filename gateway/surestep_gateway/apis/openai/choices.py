@@ -1,0 +1,291 @@
+"""Choices of chats and of completions, whole and in chunks.
+
+Plain dicts on purpose: one of these is built for every delta of every stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from surestep_proto.sampling_pb2 import LogprobColumns
+
+from surestep_gateway.context import Gateway
+from surestep_gateway.generation.detokenize import Detokenizer
+from surestep_gateway.generation.drafted import wants_drafted
+from surestep_gateway.generation.generation import Generation, detokenizer
+from surestep_gateway.generation.sequence import Delta, OutputSequence
+from surestep_gateway.http.json_pieces import GrowingLists, RawJson
+from surestep_gateway.parsers import Event, Reasoning
+from surestep_gateway.request.prompts import Prompt
+
+from .chat_message import message_delta, whole_message
+from .completion_output import CompletionOutput
+from .logprobs import (
+    CompletionLogprobs,
+    Position,
+    TextOfClient,
+    TextOfTokens,
+    TokenSpeller,
+    chat_logprobs,
+    position_slices,
+    prompt_logprobs,
+)
+
+_SLICE_IDS = 1 << 16
+
+Json = dict[str, Any]
+
+
+class ChoiceBuilder(Protocol):
+    """The response format of one endpoint. Slow methods are async and let other tasks run."""
+
+    name: str  # of the whole object
+    chunk_name: str  # of a piece
+
+    async def opening(self, sequence: OutputSequence) -> Json | None:
+        """Return the choice that opens a sequence's stream, None if there is none."""
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
+        """Return the choice of one delta, None if it is empty."""
+
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        """Return the log-probabilities in front of those of the first delta."""
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        """Return the log-probabilities of one delta."""
+
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
+        """Return the choice of a finished sequence."""
+
+    async def extra(self) -> Json:
+        """Return further keys of the whole object and of the first chunk."""
+
+
+class ChatChoices:
+    """/v1/chat/completions"""
+
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, gateway: Gateway, generation: Generation) -> None:
+        self._generation = generation
+        self._role = generation.role
+        self._speller = _speller(gateway, generation)
+        self._token_ids = bool(generation.body.return_token_ids)
+        self._drafted = wants_drafted(generation.body)
+        self._every_token = self._token_ids or self._drafted  # also those without text
+        self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
+
+    async def opening(self, sequence: OutputSequence) -> Json | None:
+        """Return the role, and the part of the prompt that is to be echoed."""
+        delta = {"role": self._role, "content": self._generation.prompts[0].text or ""}
+        return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
+        """Return the message's delta, and the finish reason in the last one."""
+        message = message_delta(self._shown(delta.events))
+        if not (message or delta.finish_reason or delta.logprobs or self._every_token):
+            return None
+        choice: Json = {
+            "index": sequence.index,
+            "delta": message,
+            "logprobs": self.logprobs(sequence, delta.logprobs),
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        if self._token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        if self._drafted:
+            choice["drafted"] = delta.each_drafted
+        return choice | violations_shown(delta.violations)
+
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        lists = GrowingLists()
+        lists.extend(chat_logprobs([], self._speller))
+        return lists
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        return None if found is None else chat_logprobs(found, self._speller)
+
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
+        wanted = sequence.journal.sampling.want_logprobs
+        reasoning = sequence.num_reasoning_tokens is not None
+        message = whole_message(self._shown(gathered.events), self._role, reasoning=reasoning)
+        if begun := self._generation.prompts[0].text:
+            message["content"] = begun + (message["content"] or "")
+        choice: Json = {
+            "index": sequence.index,
+            "message": message,
+            "logprobs": gathered.logprobs.finish() if wanted else None,
+            "finish_reason": gathered.finish_reason,
+            "stop_reason": gathered.stop_reason,
+        }
+        if self._token_ids:
+            choice["token_ids"] = gathered.token_ids
+        if self._drafted:
+            choice["drafted"] = gathered.drafted
+        return choice | violations_shown(gathered.violations)
+
+    async def extra(self) -> Json:
+        """Return the prompt's ids and log-probabilities: all choices share the prompt."""
+        extra: Json = {}
+        if self._token_ids:
+            extra["prompt_token_ids"] = await _ids(self._generation.prompts[0])
+        found = self._generation.sequences[0].prompt_logprobs
+        if found is not None:
+            extra["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
+        return extra
+
+    def _shown(self, events: Sequence[Event]) -> Sequence[Event]:
+        if self._show_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
+
+
+class CompletionChoices:
+    """/v1/completions"""
+
+    name = chunk_name = "text_completion"
+
+    def __init__(self, gateway: Gateway, generation: Generation) -> None:
+        self._generation = generation
+        self._speller = _speller(gateway, generation)
+        self._tokenizer = gateway.tokenizer
+        self._new_detokenizer: Callable[[Sequence[int]], Detokenizer] = lambda prompt_ids: (
+            detokenizer(gateway, generation.body, prompt_ids)
+        )
+        self._token_ids = bool(generation.body.return_token_ids)
+        self._drafted = wants_drafted(generation.body)
+        self._every_token = self._token_ids or self._drafted  # also those without text
+        self._echo = bool(getattr(generation.body, "echo", None))
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    async def opening(self, sequence: OutputSequence) -> Json | None:
+        """Return the echoed prompt."""
+        if not self._echo:
+            return None
+        choice = self._choice(sequence, self._prompt_text(sequence), None, None)
+        if sequence.journal.sampling.want_logprobs:
+            choice["logprobs"] = (await self.before(sequence)).finish()
+        return choice
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
+        """Return the text, and the finish reason in the last chunk."""
+        text = delta.text
+        if not (text or delta.finish_reason or delta.logprobs or self._every_token):
+            return None
+        choice = self._choice(sequence, text, delta.finish_reason, delta.stop_reason)
+        choice["logprobs"] = self.logprobs(sequence, delta.logprobs)
+        if self._token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+            if sequence.num_tokens == len(delta.token_ids):  # the first one
+                choice["prompt_token_ids"] = list(self._generation.prompt_of(sequence).token_ids)
+        if self._drafted:
+            choice["drafted"] = delta.each_drafted
+        return choice | violations_shown(delta.violations)
+
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        """Return those of the echoed prompt."""
+        lists = GrowingLists()
+        lists.extend(self._build(sequence, []))
+        if self._echo and sequence.journal.sampling.want_logprobs:
+            prompt = self._generation.prompt_of(sequence)
+            text = TextOfClient(prompt.text or "", self._tokenizer)
+            builder = CompletionLogprobs(self._speller, text)
+            lists.extend(builder.build(prompt.token_ids[:1]))
+            for part in position_slices(sequence.prompt_logprobs or LogprobColumns()):
+                lists.extend(builder.build(part))
+                await asyncio.sleep(0)
+        return lists
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        return None if found is None else self._build(sequence, found)
+
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
+        text = self._prompt_text(sequence) + gathered.text if self._echo else gathered.text
+        choice = self._choice(sequence, text, gathered.finish_reason, gathered.stop_reason)
+        if sequence.journal.sampling.want_logprobs:
+            choice["logprobs"] = gathered.logprobs.finish()
+        if self._token_ids:
+            choice["token_ids"] = gathered.token_ids
+            choice["prompt_token_ids"] = await _ids(self._generation.prompt_of(sequence))
+        if self._drafted:
+            choice["drafted"] = gathered.drafted
+        if self._generation.body.prompt_logprobs is not None:
+            found = sequence.prompt_logprobs or LogprobColumns()
+            choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
+        return choice | violations_shown(gathered.violations)
+
+    async def extra(self) -> Json:
+        """Return nothing: every choice may have its own prompt."""
+        return {}
+
+    def _choice(
+        self,
+        sequence: OutputSequence,
+        text: str,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> Json:
+        return {
+            "index": sequence.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def _build(self, sequence: OutputSequence, found: Sequence[Position | int]) -> Json:
+        builder = self._logprobs.get(sequence.index)
+        if builder is None:
+            start = len(self._prompt_text(sequence)) if self._echo else 0
+            prompt = self._generation.prompt_of(sequence)
+            text = TextOfTokens(self._new_detokenizer(prompt.token_ids), start=start)
+            builder = CompletionLogprobs(self._speller, text)
+            self._logprobs[sequence.index] = builder
+        return builder.build(found)
+
+    def _prompt_text(self, sequence: OutputSequence) -> str:
+        return self._generation.prompt_of(sequence).text or ""
+
+
+def violations_shown(found: list[Json] | None) -> Json:
+    """Return the violations of the client's schema, where an answer was checked."""
+    return {} if found is None else {"schema_violations": found}
+
+
+def envelope(generation: Generation, name: str) -> Json:
+    """Return what every object of a response begins with."""
+    return {
+        "id": generation.id,
+        "object": name,
+        "created": generation.created,
+        "model": generation.model,
+    }
+
+
+async def _ids(prompt: Prompt) -> RawJson:
+    lists = GrowingLists()
+    for at in range(0, len(prompt.token_ids), _SLICE_IDS):
+        lists.extend({"ids": prompt.token_ids[at : at + _SLICE_IDS]})
+        await asyncio.sleep(0)
+    return lists.finish()["ids"]
+
+
+async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
+    lists = GrowingLists()
+    lists.extend({"all": [None]})  # of the first token
+    for part in position_slices(found):
+        lists.extend({"all": prompt_logprobs(part, speller.text)})
+        await asyncio.sleep(0)
+    return lists.finish()["all"]
+
+
+def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:
+    as_ids = generation.body.return_tokens_as_token_ids
+    if as_ids is None:
+        as_ids = gateway.settings.return_tokens_as_token_ids
+    return TokenSpeller(gateway.tokenizer, as_ids=as_ids)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, and the responses that outlive their requests."""

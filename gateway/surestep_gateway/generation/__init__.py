@@ -1,0 +1,1 @@
+"""From a prepared request to its output: sequences, text, streams, traces, logs."""

@@ -1,1 +1,0 @@
-"""Output of sequences: detokenisation, log-probabilities, deltas and whole messages."""

@@ -1,0 +1,1 @@
+"""Settings: fields of flags, variables and files, and what they make of the model folder."""

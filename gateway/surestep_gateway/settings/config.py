@@ -1,0 +1,332 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FilePath,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import NoDecode, SettingsConfigDict
+from surestep_common import addresses
+from surestep_common.config import Names, Secrets, Size, split_names
+from surestep_common.gguf import ModelPath
+from surestep_common.registry import Registry
+from surestep_common.tracing import TraceSettings
+
+from surestep_gateway.auth.api_keys import ApiKeys, plain_keys, read_keys
+from surestep_gateway.parsers import (
+    HARMONY_CALLS,
+    HARMONY_REASONING,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+)
+
+from .api_settings import ApiSettings
+from .embeddings import HfOverrides, PoolerConfig, check_keys
+from .store_settings import StoreSettings
+
+SchedulerUrls = Annotated[
+    tuple[Annotated[str, AfterValidator(addresses.check)], ...],
+    NoDecode,
+    BeforeValidator(split_names),
+]
+
+
+def _choices(registry: Registry[Any]) -> str:
+    return " or ".join(registry.names())
+
+
+def _known(registry: Registry[Any]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in registry.names():
+            raise ValueError(f"must be {_choices(registry)}")
+        return name
+
+    return check
+
+
+class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
+    """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
+
+    model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
+
+    host: str = Field("127.0.0.1", description="address the HTTP server listens on")
+    ssl_certfile: FilePath | None = Field(
+        None, description="PEM file: certificate of the HTTP server, which then speaks HTTPS only"
+    )
+    ssl_keyfile: FilePath | None = Field(
+        None, description="PEM file: private key of that certificate"
+    )
+    ssl_ca_certs: FilePath | None = Field(
+        None, description="PEM file: authorities whose certificates clients may show"
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = "
+        "needed for everything but health checks",
+    )
+    ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
+    port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
+    uds: Path | None = Field(
+        None, description="Unix socket the HTTP server listens on, in place of host and port"
+    )
+    root_path: str = Field(
+        "", pattern="^(/.*[^/])?$", description="path under which a proxy serves the API, e.g. /llm"
+    )
+    model: ModelPath = Field(
+        description="folder with tokenizer.json and the chat template, or a GGUF file"
+    )
+    tokenizer: Path | None = Field(
+        None, description="folder of another tokenizer and its chat template"
+    )
+    served_model_name: Names = Field(
+        (),
+        description="names clients may use, comma separated; default: the folder's name, or "
+        "its hub id",
+    )
+    scheduler_url: SchedulerUrls = Field(
+        ("127.0.0.1:50051",),
+        min_length=1,
+        description="host:port of the scheduler; comma separated or repeated: of its replicas",
+    )
+    api_key: Secrets = Field(
+        (), description="keys, comma separated, one of which clients must send"
+    )
+    api_key_file: FilePath | None = Field(
+        None,
+        description="file of such keys, one a line: KEY [name=NAME] [weight=NUMBER] "
+        "[priority=yes|no]",
+    )
+    share_prefix_cache_between_keys: bool = Field(
+        default=False,
+        description="let the owners of all keys find each other's prefixes in the prefix cache; "
+        "each can then tell from times and `cached_tokens` how others' prompts begin",
+    )
+    admin_api_key: SecretStr | None = Field(
+        None, min_length=1, description="key of the /admin endpoints; there are none without it"
+    )
+    admin_api_key_file: FilePath | None = Field(
+        None, description="file with that key, in place of --admin-api-key"
+    )
+    protect_metrics: bool = Field(
+        False, description="/metrics and /load need a key as well, an API key or the admin key"
+    )
+    chat_template: str | None = Field(
+        None, description="file with a template, or a template, that replaces the checkpoint's"
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="accept a `chat_template` field in requests"
+    )
+    chat_template_timeout_s: PositiveFloat = Field(
+        10.0, description="seconds that a template may take over a large chat, or a request's own"
+    )
+    reasoning_parser: Annotated[str, AfterValidator(_known(REASONING_PARSERS))] | None = Field(
+        None, description=f"sets reasoning apart in chats: {_choices(REASONING_PARSERS)}"
+    )
+    tool_call_parser: Annotated[str, AfterValidator(_known(TOOL_PARSERS))] | None = Field(
+        None, description=f"format the model calls tools in: {_choices(TOOL_PARSERS)}"
+    )
+    enable_auto_tool_choice: bool = Field(
+        False, description="let the model call the tools of a chat; needs --tool-call-parser"
+    )
+    allowed_origins: Names = Field(
+        (), description="origins whose pages may use the API in a browser (CORS); * = all"
+    )
+    allowed_methods: Names = Field(("*",), description="methods that they may use")
+    allowed_headers: Names = Field(("*",), description="headers that they may send")
+    allow_credentials: bool = Field(
+        False, description="let their browsers send cookies and client certificates"
+    )
+    allow_special_tokens_in_content: bool = Field(
+        False, description="read special tokens as such also in messages of users and tools"
+    )
+    pooler_config: dict[str, Any] | None = Field(
+        None,
+        description='JSON, how embeddings are made, e.g. {"pooling_type":"MEAN","normalize":true}; '
+        "default: as modules.json in the model's folder says, or the last token's, normalised",
+    )
+    hf_overrides: dict[str, Any] | None = Field(
+        None,
+        description="JSON, what config.json should say instead; of embeddings: is_matryoshka, "
+        "matryoshka_dimensions; of a model that judges: classifier_from_token; and "
+        "whatever the workers are given",
+    )
+    max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
+    max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
+    max_body_bytes: Size = Field(32 << 20, description="largest request body")
+    max_total_body_bytes: Size | None = Field(
+        None,
+        description="bytes of request bodies in memory at once, less 64 KiB of each; default: "
+        "1 GiB, or a quarter of the memory if that is less",
+    )
+    head_timeout_s: PositiveFloat = Field(
+        10.0,
+        description="seconds for the head of a request, from the connection or its own first byte, "
+        "and for a TLS handshake",
+    )
+    timeout_keep_alive: PositiveInt = Field(
+        75,
+        description="seconds an idle connection stays open after a response; keep it above the "
+        "idle timeout of load balancers, which is often 60",
+    )
+    body_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds in which a request body must arrive; see --min-body-rate"
+    )
+    min_body_rate: Size = Field(
+        64 << 10, description="a body may take a second longer for every so many of its bytes"
+    )
+    sse_keep_alive_interval: float = Field(
+        15.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds without an event after which a stream sends a ping, and its status if "
+        "that was not sent yet; 0: never",
+    )
+    send_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds a client may leave what is sent to it unread"
+    )
+    max_connections: PositiveInt = Field(
+        1 << 14, description="open connections; fewer where there are not as many descriptors"
+    )
+    max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
+    text_processes: PositiveInt = Field(
+        4,
+        description="most text processes, which prepare requests that are large or unusual or ask "
+        "for a grammar",
+    )
+    text_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds that a text process may take over a request"
+    )
+    grammar_timeout_s: PositiveFloat = Field(
+        0.5,
+        description="seconds that a text process may compute to check a schema, a regular "
+        "expression or a grammar",
+    )
+    text_memory_bytes: Size = Field(
+        2 << 30, description="memory that a text process may take over a request"
+    )
+    max_concurrent_requests: PositiveInt = Field(
+        1024, description="generation requests open at once; more are answered with 429"
+    )
+    request_timeout_s: PositiveFloat = Field(
+        600.0, description="seconds a request may take as a whole"
+    )
+    first_token_timeout_s: PositiveFloat = Field(
+        300.0, description="seconds until the first token of a sequence"
+    )
+    inter_token_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds between two tokens of a sequence"
+    )
+    resume_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds to wait for a lost scheduler before open requests fail"
+    )
+    admission_timeout_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds a new request waits for a scheduler that serves; they begin anew "
+        "when one that drained has ended",
+    )
+    max_resumes: int = Field(
+        5, ge=0, description="times in a row a request may lose its scheduler without a new token"
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
+    )
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which new requests are still served, before those of "
+        "--drain-timeout-s: balancers find out",
+    )
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_ciphers):
+            raise ValueError("--ssl-ca-certs and --ssl-ciphers need --ssl-certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs")
+        if self.uds is not None and self.ssl_certfile is not None:
+            raise ValueError("--uds and --ssl-certfile exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_are_readable(self) -> Self:
+        if self.admin_api_key is not None and self.admin_api_key_file is not None:
+            raise ValueError("--admin-api-key and --admin-api-key-file exclude each other")
+        keys = self.api_keys(), self.admin_keys()
+        if self.protect_metrics and not any(keys):
+            raise ValueError("--protect-metrics needs --api-key, --admin-api-key or their files")
+        return self
+
+    @model_validator(mode="after")
+    def _calls_need_a_parser(self) -> Self:
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+        given = self.reasoning_parser, self.tool_call_parser
+        harmony = self.reasoning_parser == HARMONY_REASONING, self.tool_call_parser == HARMONY_CALLS
+        if None not in given and any(harmony) and not all(harmony):
+            raise ValueError(
+                f"--reasoning-parser {HARMONY_REASONING} and --tool-call-parser {HARMONY_CALLS} "
+                "read one format: neither goes with another parser"
+            )
+        return self
+
+    @field_validator("pooler_config", "hf_overrides")
+    @classmethod
+    def _embeddings_are_as_known(
+        cls, given: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        known = PoolerConfig if info.field_name == "pooler_config" else HfOverrides
+        check_keys(known, given or {})
+        return given
+
+    @cached_property
+    def judging_tokens(self) -> tuple[str, ...]:
+        """The tokens that say no and yes where the model judges, or yes alone."""
+        return tuple(
+            HfOverrides.model_validate(self.hf_overrides or {}).classifier_from_token or ()
+        )
+
+    def api_keys(self) -> ApiKeys:
+        """Return the keys of clients. Raise ValueError for a malformed file."""
+        from_file = read_keys(self.api_key_file) if self.api_key_file is not None else []
+        return ApiKeys(
+            [*plain_keys(self.api_key), *from_file],
+            share_prefixes=self.share_prefix_cache_between_keys,
+        )
+
+    def admin_keys(self) -> ApiKeys:
+        """Return the keys of administrators. Raise ValueError for a file without a key."""
+        if self.admin_api_key_file is not None:
+            return ApiKeys(read_keys(self.admin_api_key_file))
+        key = self.admin_api_key
+        return ApiKeys(plain_keys([key] if key is not None else []))
+
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names that requests may use; responses carry the first."""
+        return self.served_model_name or (_name_of(self.model.resolve()),)
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
+    cache, snapshots = folder.parent.parent.name, folder.parent.name
+    if snapshots == "snapshots" and cache.startswith("models--"):
+        return cache.removeprefix("models--").replace("--", "/")
+    return folder.name

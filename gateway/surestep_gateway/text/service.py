@@ -1,0 +1,99 @@
+"""Preparing requests without blocking the event loop: small ones on it, the rest elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import orjson
+from surestep_proto.scheduler_pb2 import SchedulerInfo
+
+from surestep_gateway.generation.schema_check import Promised, Violations, Written
+from surestep_gateway.observability.metrics import GatewayMetrics
+
+from .frames import framed
+from .jobs import CHECK, Job
+from .pool import TextPool
+from .process_limits import NeedsProcess
+from .text_processor import TextProcessor
+from .tokenizer import Texts
+from .work_gate import WorkGate
+
+INLINE_BYTES = 64 << 10  # of a body that is prepared on the event loop: a few milliseconds
+_AT_ONCE_BYTES = 4 << 10  # of one that does not even wait for its turn: about a millisecond
+_THREADS = 2
+
+T = TypeVar("T")
+
+
+class TextService:
+    """Prepares requests. Needs a running event loop, and `run` to be running."""
+
+    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
+        self._processor = processor
+        self._pool = TextPool(processor, metrics)
+        self._turn = asyncio.Lock()
+        self._gate = WorkGate(_THREADS, large=INLINE_BYTES)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    async def run(self) -> None:
+        """Run the text processes until cancelled."""
+        try:
+            await self._pool.run()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def at_once(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T | None:
+        """Prepare a small body; return None where `prepare` is needed. Raise SurestepError."""
+        if len(raw) > _AT_ONCE_BYTES:
+            return None
+        try:
+            draft = job.draft(self._processor, raw, info)
+        except NeedsProcess:
+            return None
+        return draft.finish(self._processor.tokenizer.encode(draft.texts))
+
+    async def prepare(
+        self, job: Job[T], raw: bytearray, info: SchedulerInfo, caller: str = ""
+    ) -> T:
+        """Prepare a body for a caller, who never holds all text processes. Raise SurestepError.
+
+        If cancelled while it waits for its turn, no work begins.
+        """
+        if len(raw) <= INLINE_BYTES:
+            try:
+                return await self._inline(job, raw, info)
+            except NeedsProcess:
+                pass
+        return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
+
+    async def violations(
+        self, promised: Promised, written: Sequence[Written], caller: str
+    ) -> Violations:
+        """Return where texts violate their schemas. Raise SurestepError."""
+        names = list(promised)
+        about = orjson.dumps([[names.index(one.name), one.call] for one in written])
+        texts = (one.text for one in written)
+        frames: list[bytes | bytearray] = [about, *promised.values(), *texts]
+        answer = await self._pool.ask(CHECK.name, b"", framed(frames), caller)
+        found: Violations = orjson.loads(CHECK.load(answer))
+        return found
+
+    async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
+        async with self._turn:
+            try:
+                draft = job.draft(self._processor, raw, info)
+            finally:
+                await asyncio.sleep(0)  # the next task runs in the next iteration
+        return draft.finish(await self._encode(draft.texts))
+
+    async def _encode(self, texts: Texts) -> Sequence[list[int]]:
+        """Encode in a thread. Work that has begun continues when its caller is cancelled."""
+        size = texts.num_chars
+        await self._gate.enter(size)
+        loop = asyncio.get_running_loop()
+        encoding = loop.run_in_executor(self._threads, self._processor.tokenizer.encode, texts)
+        encoding.add_done_callback(lambda _: self._gate.leave(size))
+        return await asyncio.shield(encoding)

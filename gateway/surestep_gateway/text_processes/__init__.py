@@ -1,1 +1,0 @@
-"""Preparation of large requests in processes apart from the event loop."""

@@ -1,1 +1,0 @@
-"""The status page and the other pages for people."""
