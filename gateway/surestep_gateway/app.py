@@ -12,31 +12,32 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
-from surestep_gateway.apis.embeddings.score_inputs import judging_ids
-from surestep_gateway.apis.messages.routes import MessagesRoutes
-from surestep_gateway.apis.middleware import RequestMiddleware, RootPath
-from surestep_gateway.apis.openai.routes import OpenAIRoutes
-from surestep_gateway.apis.operators.admin import AdminRoutes
-from surestep_gateway.apis.operators.routes import OperatorRoutes
-from surestep_gateway.apis.responses.routes import ResponsesRoutes
-from surestep_gateway.apis.responses.running import Running
-from surestep_gateway.apis.responses.store import open_store
-from surestep_gateway.apis.route import DescribedRoute, Rules
-from surestep_gateway.http.admission import Admission
-from surestep_gateway.http.answers import Answers
-from surestep_gateway.http.bodies import Bodies, BodyLimits
-from surestep_gateway.http.browsers import HostCheck, with_cors
-from surestep_gateway.http.errors import on_http_exception, on_surestep_error, on_unexpected_error
-from surestep_gateway.observability.metrics import GatewayMetrics
-from surestep_gateway.request.output_format import with_output_format
-from surestep_gateway.schedulers.pool import SchedulerPool
-from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.settings.embeddings import EmbeddingConfig, HfOverrides, PoolerConfig
-from surestep_gateway.text.service import TextService
-from surestep_gateway.text.text_processor import TextProcessor
-from surestep_gateway.text.vocabulary import check_vocabulary
-
+from .apis.embeddings.config import EmbeddingConfig
+from .apis.embeddings.routes import EmbeddingRoutes
+from .apis.embeddings.score_inputs import judging_ids
+from .apis.invocations.routes import InvocationRoutes
+from .apis.messages.routes import MessagesRoutes
+from .apis.middleware import RequestMiddleware, RootPath
+from .apis.openai.routes import OpenAIRoutes
+from .apis.operators.admin import AdminRoutes
+from .apis.operators.routes import OperatorRoutes
+from .apis.responses.routes import ResponsesRoutes
+from .apis.responses.store import Store
+from .apis.route import DescribedRoute, Rules
 from .context import Gateway
+from .http.admission import Admission
+from .http.answers import Answers
+from .http.bodies import Bodies, BodyLimits
+from .http.browsers import HostCheck, with_cors
+from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
+from .observability.metrics import GatewayMetrics
+from .request.output_format import with_output_format
+from .schedulers.pool import SchedulerPool
+from .settings.config import GatewaySettings
+from .settings.embeddings import HfOverrides, PoolerConfig
+from .text.service import TextService
+from .text.text_processor import TextProcessor
+from .text.vocabulary import check_vocabulary
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
@@ -52,19 +53,12 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     metrics = GatewayMetrics(settings.model_names()[0])
     return Gateway(
         settings=settings,
-        embedding=EmbeddingConfig.load(
-            settings.model,
-            PoolerConfig.model_validate(settings.pooler_config or {}),
-            HfOverrides.model_validate(settings.hf_overrides or {}),
-        ),
         tokenizer=processor.tokenizer,
         text=TextService(processor, metrics),
         pool=SchedulerPool(settings.scheduler_url),
         metrics=metrics,
         admission=Admission(settings),
         answers=Answers(settings),
-        store=open_store(settings),
-        running=Running(),
         seeds=_seeds(settings.seed),
         tracer=open_tracer(settings, "surestep-gateway"),
     )
@@ -75,11 +69,23 @@ def _seeds(seed: int | None) -> random.Random:
     return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
-def make_app(gateway: Gateway, address: str) -> ASGIApp:
-    """Build the ASGI application. `address` is host:port of this server, as `/status` shows it."""
+def make_app(gateway: Gateway, store: Store, address: str) -> ASGIApp:
+    """Build the ASGI application. Raise InvalidRequest for an embedding model of another kind.
+
+    `store` keeps responses; `address` is host:port of this server, as `/status` shows it.
+    """
+    settings = gateway.settings
+    config = EmbeddingConfig.load(
+        settings.model,
+        PoolerConfig.model_validate(settings.pooler_config or {}),
+        HfOverrides.model_validate(settings.hf_overrides or {}),
+    )
+    texts, vectors = OpenAIRoutes(gateway), EmbeddingRoutes(gateway, config)
     routes = [
-        *OpenAIRoutes(gateway).routes(),
-        *ResponsesRoutes(gateway).routes(),
+        *texts.routes(),
+        *vectors.routes(),
+        *InvocationRoutes(gateway, texts, vectors).routes(),
+        *ResponsesRoutes(gateway, store).routes(),
         *MessagesRoutes(gateway).routes(),
         *OperatorRoutes(gateway, address).routes(),
         *AdminRoutes(gateway).routes(),
@@ -93,8 +99,8 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
             Middleware(
                 RequestMiddleware,
                 rules=Rules(routes),
-                bodies=Bodies(BodyLimits.of(gateway.settings)),
-                hosts=HostCheck(gateway.settings),
+                bodies=Bodies(BodyLimits.of(settings)),
+                hosts=HostCheck(settings),
                 admission=gateway.admission,
                 metrics=gateway.metrics,
                 tracer=gateway.tracer,
@@ -106,5 +112,5 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
             Exception: on_unexpected_error,
         },
     )
-    app = with_cors(app, gateway.settings)  # outside of all, so that errors have headers too
-    return RootPath(app, gateway.settings.root_path) if gateway.settings.root_path else app
+    app = with_cors(app, settings)  # outside of all, so that errors have headers too
+    return RootPath(app, settings.root_path) if settings.root_path else app

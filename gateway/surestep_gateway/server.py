@@ -15,14 +15,14 @@ import uvicorn
 from surestep_common.notify import ALIVE, Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
-from surestep_gateway.http.connections import Connections
-from surestep_gateway.http.http_protocol import ClientTimeouts, HttpProtocol
-from surestep_gateway.http.listener import HttpListener, bind, bind_path
-from surestep_gateway.settings.config import GatewaySettings
-
+from .apis.responses.store import open_store
 from .app import make_app, make_gateway
 from .context import Gateway
+from .http.connections import Connections
+from .http.http_protocol import ClientTimeouts, HttpProtocol
+from .http.listener import HttpListener, bind, bind_path
 from .model_wait import until_there
+from .settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raise Unavailable when the address is taken, InvalidRequest for a bad model folder."""
         self.gateway: Gateway = make_gateway(settings)
+        self._store = open_store(settings)
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
         self._timeouts = ClientTimeouts(
@@ -57,7 +58,7 @@ class GatewayServer:
             send_s=settings.send_timeout_s,
         )
         config = uvicorn.Config(
-            make_app(self.gateway, self.address),
+            make_app(self.gateway, self._store, self.address),
             loop="none",  # runs inside ours
             ws="none",
             lifespan="off",
@@ -123,7 +124,7 @@ class GatewayServer:
                     task.cancel()
         finally:
             await self.gateway.pool.close()
-            await self.gateway.store.close()
+            await self._store.close()
             await self.gateway.tracer.close()
 
     async def _drain_when_stopping(self, listening: asyncio.Task[None]) -> None:

@@ -14,22 +14,34 @@ import logging
 import resource
 import signal
 import sys
+from typing import Any
 
 from surestep_common import log
 from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
 from surestep_common.process import die_with_parent
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.text import wire
-from surestep_gateway.text.body_bounds import TOO_MUCH_MEMORY, check_shape
-from surestep_gateway.text.jobs import BY_NAME
-from surestep_gateway.text.process_limits import limit_memory
-from surestep_gateway.text.text_processor import TextProcessor
-from surestep_gateway.text.wire import Parts
+from .apis.embeddings.job import EMBEDDING, RERANK, SCORE
+from .apis.invocations.job import INVOCATION
+from .apis.messages.job import COUNT, MESSAGE
+from .apis.openai.job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from .apis.responses.job import CONTINUED, RESPONSE
+from .generation.schema_check import CHECK
+from .text import wire
+from .text.body_bounds import TOO_MUCH_MEMORY, check_shape
+from .text.job import Job
+from .text.process_limits import limit_memory
+from .text.text_processor import TextProcessor
+from .text.wire import Parts
 
 logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 1 << 20  # of a request
+_JOBS: tuple[Job[Any], ...] = (
+    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK),
+    *(RESPONSE, CONTINUED, MESSAGE, COUNT, INVOCATION, CHECK),
+)
+_BY_NAME = {job.name: job for job in _JOBS}
 
 
 def main() -> int:
@@ -69,7 +81,7 @@ def _give_back_memory() -> None:
 
 def _answer(processor: TextProcessor, job: bytes, info: bytes, raw: bytes) -> Parts:
     """Return `b"ok"` and the result, or `b"error"` and an error."""
-    kind = BY_NAME[job]
+    kind = _BY_NAME[job]
     facts = SchedulerInfo.FromString(info)
     try:
         check_shape(raw, facts.max_model_len)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 from surestep_common.errors import DeadlineExceeded
 
-from surestep_gateway.apis.embeddings.body import EmbeddingBody
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.generation import Origin
 from surestep_gateway.generation.respond import until_disconnect
-from surestep_gateway.request.protocol import GenerationBody
-from surestep_gateway.text.jobs import Job
+from surestep_gateway.text.job import Job
 
 from .middleware import body_of
 
 T = TypeVar("T")
+
+
+class MayNameItself(Protocol):
+    """A body with vLLM's field for the id of its request."""
+
+    @property
+    def request_id(self) -> str | None: ...
 
 
 def deadline_of(gateway: Gateway) -> float:
@@ -26,7 +31,7 @@ def deadline_of(gateway: Gateway) -> float:
     return asyncio.get_running_loop().time() + gateway.settings.request_timeout_s
 
 
-def origin_of(request: Request, body: GenerationBody | EmbeddingBody, arrived: float) -> Origin:
+def origin_of(request: Request, body: MayNameItself, arrived: float) -> Origin:
     """Return where a request came from; a request id in a header goes before one in the body."""
     state, caller = request.scope["state"], Caller.of(request.scope)
     if body.request_id is not None and not state["request_id_given"]:

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from surestep_common.errors import Cancelled, SurestepError
 
-from surestep_gateway.apis.responses.running import Interrupted
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.json_pieces import JsonPieces, send_pieces
 from surestep_gateway.observability.answer_metrics import Ending
@@ -35,6 +34,10 @@ _HEADERS = [
 COMMENT = b": ping\n\n"  # which readers of events skip
 
 Pieces = list[bytes | bytearray]
+
+
+class Interrupted(Cancelled):
+    """Another request asked for the end of this one, whose client still waits."""
 
 
 class StreamFormat(Protocol):

@@ -26,7 +26,7 @@ from surestep_gateway.schedulers.siblings import Siblings
 
 from .detokenize import Detokenizer, RepetitionDetector, StopScanner, TextAssembler
 from .drafted import wants_drafted
-from .schema_check import Checks, Promised, SchemaCheck, Violations, Written
+from .schema_check import Checks, Promised, SchemaCheck, Violations, Written, violations
 from .sequence import OutputSequence
 from .usage import TokenUsage
 
@@ -146,7 +146,7 @@ def _checks(gateway: Gateway, promised: Promised, origin: Origin) -> Checks | No
     """Return the checks of a request; None where its grammar promises no less than its schema."""
 
     async def ask(promised: Promised, written: Sequence[Written]) -> Violations:
-        return await gateway.text.violations(promised, written, origin.caller.name)
+        return await violations(gateway.text, promised, written, origin.caller.name)
 
     return Checks(promised, ask) if promised else None
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import orjson
 
-from surestep_gateway.apis.embeddings.body import EmbeddingBody
-from surestep_gateway.apis.embeddings.inputs import PreparedInputs
 from surestep_gateway.context import Gateway
-from surestep_gateway.request.protocol import GenerationBody
+from surestep_gateway.request.protocol import Body
 
 from .generation import Generation, Origin
 
@@ -23,19 +21,14 @@ _LEFT_OUT = {"messages", "prompt", "input", "tools", "documents", "cache_salt"}
 def log_request(gateway: Gateway, generation: Generation) -> None:
     """Log a request that generates."""
     ids = [prompt.token_ids for prompt in generation.prompts]
-    _log(gateway, generation.id, generation.origin, generation.body, ids)
+    log_body(gateway, generation.id, generation.origin, generation.body, ids)
 
 
-def log_embedding(gateway: Gateway, name: str, origin: Origin, prepared: PreparedInputs) -> None:
-    """Log a request for embeddings."""
-    _log(gateway, name, origin, prepared.body, prepared.inputs)
-
-
-def _log(
+def log_body(
     gateway: Gateway,
     name: str,
     origin: Origin,
-    body: GenerationBody | EmbeddingBody,
+    body: Body,
     prompts: Sequence[Sequence[int]],
 ) -> None:
     """Log the parameters of a request, and at DEBUG its first prompt; cut at --max-log-len."""

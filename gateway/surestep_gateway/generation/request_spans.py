@@ -17,7 +17,7 @@ from surestep_gateway.request.protocol import ChatBody
 
 from .generation import Generation
 
-_PROVIDER = "surestep"
+PROVIDER = "surestep"
 _CARRIERS = (b"traceparent", b"tracestate")
 
 
@@ -62,7 +62,7 @@ def _asked(generation: Generation) -> dict[str, Value]:
     body, n = generation.body, generation.body.n or 1
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": "chat" if isinstance(body, ChatBody) else "text_completion",
-        "gen_ai.provider.name": _PROVIDER,
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": generation.model,
         "gen_ai.request.id": generation.origin.request_id,
         "gen_ai.request.choice.count": n,
@@ -102,17 +102,3 @@ def _answered(generation: Generation) -> dict[str, Value]:
         attributes["gen_ai.response.time_to_first_chunk"] = first_token_s
         attributes["gen_ai.latency.time_to_first_token"] = first_token_s
     return attributes
-
-
-def tell_embedding(model: str, request_id: str, num_tokens: int) -> None:
-    """Record the attributes of a finished embedding request."""
-    tracing.current.get().set(
-        {
-            "gen_ai.operation.name": "embeddings",
-            "gen_ai.provider.name": _PROVIDER,
-            "gen_ai.request.model": model,
-            "gen_ai.request.id": request_id,
-            "gen_ai.usage.input_tokens": num_tokens,
-            "gen_ai.usage.prompt_tokens": num_tokens,
-        }
-    )

@@ -8,20 +8,15 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-import orjson
-from starlette.responses import Response
 from starlette.types import Receive
 from surestep_common.errors import Cancelled, InvalidRequest, Unavailable
 
-from surestep_gateway.apis.openai.choices import ChoiceBuilder, envelope
-from surestep_gateway.apis.openai.completion_output import CompletionOutput
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Admission
-from surestep_gateway.http.json_pieces import JsonPieces, json_pieces
 
 from .generation import Generation
 from .request_spans import failures, tell_generation
-from .sequence import Delta, Emit, OutputSequence, first_error, run_sequences
+from .sequence import Emit, first_error, run_sequences
 
 logger = logging.getLogger(__name__)
 
@@ -64,44 +59,6 @@ async def run_whole(
     async with accounted(generation):
         with within or contextlib.nullcontext():
             return await until_disconnect(receive, work(), gateway.admission)
-
-
-async def json_answer(
-    generation: Generation, builder: ChoiceBuilder, receive: Receive, gateway: Gateway
-) -> Response:
-    """Run to the end and respond with one body of choices. Raise SurestepError."""
-    gathered: dict[int, CompletionOutput] = {}
-    size = AnswerSize(gateway)
-
-    async def emit(sequence: OutputSequence, delta: Delta) -> None:
-        output = gathered.get(sequence.index)
-        if output is None:
-            output = gathered[sequence.index] = CompletionOutput(await builder.before(sequence))
-            size.grow(output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or ""))
-        before = output.logprobs.num_bytes
-        output.add(delta, builder.logprobs(sequence, delta.logprobs))
-        size.grow(len(delta.text) + output.logprobs.num_bytes - before)
-
-    async def finish() -> list[bytes | bytearray]:
-        return await _whole_answer(generation, builder, gathered)
-
-    pieces = await run_whole(generation, emit, finish, receive, gateway)
-    return JsonPieces(pieces, gateway.answers)
-
-
-async def _whole_answer(
-    generation: Generation, builder: ChoiceBuilder, gathered: dict[int, CompletionOutput]
-) -> list[bytes | bytearray]:
-    """Return the response in pieces, one choice at a time, so that other tasks can run."""
-    pieces: list[bytes | bytearray] = [orjson.dumps(envelope(generation, builder.name))[:-1]]
-    pieces.append(b',"choices":[')
-    for sequence in generation.sequences:
-        if sequence.index:
-            pieces.append(b",")
-        pieces += json_pieces(await builder.whole(sequence, gathered.pop(sequence.index)))
-        await asyncio.sleep(0)
-    first, *rest = json_pieces({"usage": generation.usage.shown()} | await builder.extra())
-    return [*pieces, b"],", first[1:], *rest]
 
 
 async def until_disconnect(

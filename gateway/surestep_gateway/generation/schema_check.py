@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+from pydantic_core import from_json
 from surestep_common.errors import SurestepError
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.parsers import Content, Event, ToolArguments, ToolCallStart
+from surestep_gateway.text.job import Draft, Job, dump_bytes, load_bytes
+from surestep_gateway.text.service import TextService
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+from surestep_gateway.text.wire import framed, unframed
 
 CONTENT = ""  # the name of the schema of the content, among those of functions
 
@@ -75,3 +83,50 @@ class SchemaCheck:
         if CONTENT in self._promised and (self._content or not self._calls):
             asked.append(Written(CONTENT, self._content, None))
         return await self._checks.violations(asked) if asked else []
+
+
+async def violations(
+    text: TextService, promised: Promised, written: Sequence[Written], caller: str
+) -> Violations:
+    """Return where texts violate their schemas, found in a text process. Raise SurestepError."""
+    names = list(promised)
+    about = orjson.dumps([[names.index(one.name), one.call] for one in written])
+    texts = (one.text for one in written)
+    frames: list[bytes | bytearray] = [about, *promised.values(), *texts]
+    answer = await text.ask(CHECK, framed(frames), caller)
+    found: Violations = orjson.loads(answer)
+    return found
+
+
+def violations_shown(found: Violations | None) -> dict[str, Any]:
+    """Return the violations of the client's schema, where an answer was checked."""
+    return {} if found is None else {"schema_violations": found}
+
+
+def _draft_check(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
+    """Check the texts of an answer, to the JSON of the violations. Raise NeedsProcess.
+
+    The frames are `[[number of the schema, call], ...]` of the texts, the schemas, and the texts.
+    """
+    processor.only_apart(True)
+    from surestep_gateway.grammars.violations import (  # a tenth of a second, seldom
+        MOST,
+        violations_of,
+    )
+
+    about, *frames = unframed(raw)
+    texts: list[tuple[int, int | None]] = from_json(about)
+    schemas = [from_json(one) for one in frames[: len(frames) - len(texts)]]
+    found: list[dict[str, Any]] = []
+    with processor.checking(schemas[0][0]):
+        for (number, call), text in zip(texts, frames[len(schemas) :], strict=True):
+            told = violations_of(schemas[number][1], text.decode())
+            found += [{"tool_call": call} | one for one in told]
+            if len(found) >= MOST:
+                break
+    return Draft(Texts([], add_special_tokens=False), lambda _: orjson.dumps(found[:MOST]))
+
+
+CHECK: Job[bytes] = Job(b"check", _draft_check, dump_bytes, load_bytes)

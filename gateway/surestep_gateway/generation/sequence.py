@@ -11,13 +11,13 @@ from surestep_common.errors import Unimplemented
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk
 
-from surestep_gateway.apis.openai.logprobs import Position, positions
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of
 from surestep_gateway.schedulers.journal import Journal, ResumableStream
 
 from .detokenize import REPEATED, TextAssembler
 from .drafted import Run, runs
+from .positions import Position, positions
 from .schema_check import SchemaCheck, Violations
 from .usage import TokenUsage
 

@@ -19,7 +19,7 @@ MOST = 8  # that are told of an answer
 _SHOWN_CHARS = 300  # of each
 
 
-def violations(schema: Json, text: str) -> list[Json]:
+def violations_of(schema: Json, text: str) -> list[Json]:
     """Return where JSON text violates a client's schema; formats are annotations.
 
     A check that is not possible is a violation that says so.

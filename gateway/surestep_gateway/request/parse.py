@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 
-from .protocol import UNSUPPORTED_KIND, Body, TokenizeBody, TokenizeChatBody
+from .protocol import UNSUPPORTED_KIND, Body
 from .unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 logger = logging.getLogger(__name__)
@@ -19,22 +19,15 @@ logger = logging.getLogger(__name__)
 B = TypeVar("B", bound=Body)
 
 
-def _kind_of_tokenize(body: Any) -> str:
-    return "<chat>" if isinstance(body, dict) and "messages" in body else "<text>"
-
-
-_TOKENIZE: TypeAdapter[TokenizeBody | TokenizeChatBody] = TypeAdapter(
-    Annotated[
-        Annotated[TokenizeBody, Tag("<text>")] | Annotated[TokenizeChatBody, Tag("<chat>")],
-        Discriminator(_kind_of_tokenize),
-    ]
-)
-
-
 def parse(kind: type[B], raw: bytes | bytearray) -> B:
     """Parse the body as `kind`. Raise InvalidRequest that names the first offending parameter."""
+    return parse_by(kind.model_validate_json, raw)
+
+
+def parse_by(validate: Callable[[bytes | bytearray], B], raw: bytes | bytearray) -> B:
+    """Parse a body that may be of several kinds. Raise InvalidRequest as `parse` does."""
     try:
-        body = kind.model_validate_json(raw)
+        body = validate(raw)
     except ValidationError as error:
         raise _first_problem(error) from None
     _log_unknown(body)
@@ -47,18 +40,6 @@ def parse_fields(kind: type[B], fields: dict[str, Any]) -> B:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _first_problem(error) from None
-
-
-def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
-    """Parse the body of /tokenize: a chat if it has messages. Raise InvalidRequest as `parse`
-    does.
-    """
-    try:
-        body = _TOKENIZE.validate_json(raw)
-    except ValidationError as error:
-        raise _first_problem(error) from None
-    _log_unknown(body)
-    return body
 
 
 @contextlib.contextmanager

@@ -7,11 +7,9 @@ process for the others; work too heavy for the loop raises NeedsProcess there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-import orjson
 from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
 from surestep_common.request_bounds import check_prompt_logprobs
 from surestep_proto.sampling_pb2 import SamplingParams
@@ -19,6 +17,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.grammars.reasoning import Wanted
 from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.text.job import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
@@ -32,19 +31,17 @@ from .output_format import (
     promised_of,
     wanted_output,
 )
-from .parse import parse, parse_tokenize
+from .parse import parse
 from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
 from .protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeBody,
     GenerationBody,
     TemplateFields,
-    TokenizeChatBody,
 )
 from .render import answering_role, begun, echoed, render_chat
-from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
-from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
+from .sampling import fit_prompt, kept_part, sampling_params
+from .unsupported import refuse_unsupported
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
 INLINE_BAD_WORD_CHARS = 1024  # of all of them
@@ -56,17 +53,6 @@ MIN_TOKENIZE_CHARS = 1 << 20  # are counted by /tokenize whatever fits into a pr
 _TAIL_CHARS = 256  # of a prompt; what reasoning it begins is seen there
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Draft(Generic[T]):
-    """The work left once the texts have been encoded."""
-
-    texts: Texts
-    finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
-
-
-Kind = Callable[[TextProcessor, bytes | bytearray, SchedulerInfo], Draft[T]]
 
 
 def draft_chat(
@@ -139,63 +125,14 @@ def draft_completion(
     return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
 
 
-def draft_tokenize(
-    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
-) -> Draft[bytes]:
-    """POST /tokenize, to the JSON of the response. Raise SurestepError."""
-    body = parse_tokenize(raw)
-    check_model(processor.settings, body.model)
-    refuse_unsupported_in_prompt(body)
-    if isinstance(body, TokenizeChatBody):
-        texts = chat_texts(processor, body, info)
-    else:
-        _check_countable(body.prompt, "prompt", processor, info)
-        texts = Texts([body.prompt], body.add_special_tokens is not False)
-
-    def finish(encoded: Sequence[list[int]]) -> bytes:
-        ids, tokenizer = encoded[0], processor.tokenizer
-        answer = {
-            "count": len(ids),
-            "max_model_len": info.max_model_len,
-            "tokens": ids,
-            "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
-        }
-        return _answer(processor, answer)
-
-    return Draft(texts, finish)
-
-
 def chat_texts(processor: TextProcessor, body: TemplateFields, info: SchedulerInfo) -> Texts:
     """Return what to encode of a chat whose tokens are counted. Raise InvalidRequest."""
     chat = render_chat(processor, body)
-    _check_countable(chat.text, "messages", processor, info)
+    check_countable(chat.text, "messages", processor, info)
     return chat.texts(processor, slice(None), add_special_tokens=bool(body.add_special_tokens))
 
 
-def draft_detokenize(
-    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
-) -> Draft[bytes]:
-    """POST /detokenize, to the JSON of the response. Raise SurestepError."""
-    body = parse(DetokenizeBody, raw)
-    check_model(processor.settings, body.model)
-    check_vocab(body.tokens, "tokens", info.vocab_size)
-
-    def finish(encoded: Sequence[list[int]]) -> bytes:
-        text = processor.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return _answer(processor, {"prompt": text})
-
-    return Draft(Texts([], add_special_tokens=False), finish)
-
-
-def _answer(processor: TextProcessor, content: dict[str, Any]) -> bytes:
-    """Return JSON text. Raise InvalidRequest for a response over the size limit."""
-    answer, most = orjson.dumps(content), processor.settings.max_answer_bytes
-    if len(answer) > most:
-        raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
-    return answer
-
-
-def _check_countable(text: str, param: str, processor: TextProcessor, info: SchedulerInfo) -> None:
+def check_countable(text: str, param: str, processor: TextProcessor, info: SchedulerInfo) -> None:
     """Raise InvalidRequest for a text that takes too long to tokenise."""
     most = processor.tokenizer.most_chars(info.max_model_len)
     if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):

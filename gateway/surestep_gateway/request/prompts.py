@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from surestep_common.errors import InvalidRequest
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateRequest, SchedulerInfo
 
+from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.text.tokenizer import Tokenizer
+from surestep_gateway.text.wire import Parts
 
 from .protocol import ChatBody, CompletionBody, CompletionRequest, Truncation
 from .sampling import beyond_context, fit_prompt, kept_part
+
+# Fields that the sampling parameters or the prompts contain already.
+_LEFT_OUT = {
+    *("logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"),
+    *StructuredBody.model_fields,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +96,46 @@ def completion_prompt(
     elif text is None or len(fitted) < len(ids):
         text = tokenizer.decode(fitted, skip_special_tokens=False)
     return Prompt(token_ids=packed(fitted), text=text)
+
+
+def dump_prepared(prepared: PreparedRequest) -> Parts:
+    """Serialise a generation request."""
+    kind = ChatBody if isinstance(prepared.body, ChatBody) else CompletionBody
+    fields = kind.model_fields.keys() - _LEFT_OUT
+    body = prepared.body.model_dump_json(include=fields, exclude_none=True)
+    about = {
+        "kind": kind.__name__,
+        "body": orjson.Fragment(body),
+        "opening": prepared.opening,
+        "begun": prepared.begun,
+        "role": prepared.role,
+        "texts": [prompt.text for prompt in prepared.prompts],
+        "promised": list(prepared.promised),
+    }
+    ids = (GenerateRequest(prompt_ids=prompt.token_ids) for prompt in prepared.prompts)
+    return [
+        orjson.dumps(about),
+        json.dumps(prepared.schemas, ensure_ascii=False).encode(),  # integers of any size
+        prepared.sampling.SerializeToString(),
+        *prepared.promised.values(),
+        *(one.SerializeToString() for one in ids),
+    ]
+
+
+def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
+    about, schemas, sampling, *rest = orjson.loads(parts[0]), *parts[1:]
+    names, ids = about["promised"], rest[len(about["promised"]) :]
+    kind = ChatBody if about["kind"] == ChatBody.__name__ else CompletionBody
+    return PreparedRequest(
+        body=kind.model_validate(about["body"]),
+        prompts=[
+            Prompt(token_ids=GenerateRequest.FromString(one).prompt_ids, text=text)
+            for one, text in zip(ids, about["texts"], strict=True)
+        ],
+        sampling=SamplingParams.FromString(sampling),
+        schemas=json.loads(schemas),
+        promised=dict(zip(names, rest, strict=False)),
+        opening=about["opening"],
+        begun=about["begun"],
+        role=about["role"],
+    )

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import orjson
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.generation.schema_check import Promised, Violations, Written
 from surestep_gateway.observability.metrics import GatewayMetrics
 
-from .frames import framed
-from .jobs import CHECK, Job
+from .job import Job
 from .pool import TextPool
 from .process_limits import NeedsProcess
 from .text_processor import TextProcessor
@@ -69,17 +66,9 @@ class TextService:
                 pass
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
 
-    async def violations(
-        self, promised: Promised, written: Sequence[Written], caller: str
-    ) -> Violations:
-        """Return where texts violate their schemas. Raise SurestepError."""
-        names = list(promised)
-        about = orjson.dumps([[names.index(one.name), one.call] for one in written])
-        texts = (one.text for one in written)
-        frames: list[bytes | bytearray] = [about, *promised.values(), *texts]
-        answer = await self._pool.ask(CHECK.name, b"", framed(frames), caller)
-        found: Violations = orjson.loads(CHECK.load(answer))
-        return found
+    async def ask(self, job: Job[T], raw: bytearray, caller: str) -> T:
+        """Run a job that needs no facts of the model in a text process. Raise SurestepError."""
+        return job.load(await self._pool.ask(job.name, b"", raw, caller))
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:

@@ -16,13 +16,8 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.embeddings.body import EmbeddingRequest
-from surestep_gateway.request.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeBody,
-    TokenizeBody,
-    TokenizeChatBody,
-)
+from surestep_gateway.apis.openai.tokenize import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.unsupported import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

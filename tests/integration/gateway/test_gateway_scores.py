@@ -10,7 +10,7 @@ import pytest
 from support.fakes.scheduler import emulated_vector, failing
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ModelFault
-from surestep_gateway.apis.openai.routes import RERANK_PATHS, SCORE_PATHS
+from surestep_gateway.apis.embeddings.routes import RERANK_PATHS, SCORE_PATHS
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.sampling_pb2 import LABEL_LOGITS, LAST_TOKEN
 

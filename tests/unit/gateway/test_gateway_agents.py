@@ -10,7 +10,8 @@ from support.clients.prompt_reader import TEMPLATES, Reader
 from support.clients.recorded_agents import Recorded, recorded
 from surestep_gateway.apis.messages.request import draft_message
 from surestep_gateway.apis.responses.request import draft_response
-from surestep_gateway.request.prepare import Kind, draft_chat
+from surestep_gateway.request.prepare import draft_chat
+from surestep_gateway.text.job import Kind
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 

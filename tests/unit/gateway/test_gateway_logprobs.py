@@ -3,15 +3,13 @@ from __future__ import annotations
 from support.fakes.scheduler import logprob_columns
 from surestep_gateway.apis.openai.logprobs import (
     CompletionLogprobs,
-    Position,
     TextOfTokens,
-    TokenLogprob,
     TokenSpeller,
     chat_logprobs,
-    positions,
     prompt_logprobs,
 )
 from surestep_gateway.generation.detokenize import Detokenizer
+from surestep_gateway.generation.positions import Position, TokenLogprob, positions
 from surestep_gateway.text.tokenizer import Tokenizer
 
 

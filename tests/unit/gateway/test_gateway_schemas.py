@@ -21,7 +21,7 @@ from surestep_gateway.grammars.config import JsonStyle, StructuredOutputsConfig
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
-from surestep_gateway.grammars.violations import violations
+from surestep_gateway.grammars.violations import violations_of
 from surestep_gateway.grammars.widening import reworded, widened, without_lengths
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 
@@ -99,7 +99,7 @@ def test_what_is_written_is_what_was_asked(
             exact = language(schema).promised is None
             for seed in range(3):
                 document = drawn(matcher.deep_copy(), oracle, random.Random(seed))
-                found = violations(schema, json.dumps(document))
+                found = violations_of(schema, json.dumps(document))
                 assert not found or not exact
                 assert not any("could not be checked" in one["message"] for one in found)
 
@@ -134,10 +134,10 @@ def drawn(matcher: LLMatcher, oracle: Oracle, chance: random.Random) -> Any:
 
 def test_bounds_of_draft_4() -> None:
     schema = {"type": "integer", "maximum": 5, "exclusiveMaximum": True, "exclusiveMinimum": False}
-    assert violations(schema, "4") == []
-    assert violations(schema, "5") != []
+    assert violations_of(schema, "4") == []
+    assert violations_of(schema, "5") != []
     older = schema | {"$schema": "http://json-schema.org/draft-04/schema#"}
-    assert [bool(violations(older, text)) for text in ("4", "5")] == [False, True]
+    assert [bool(violations_of(older, text)) for text in ("4", "5")] == [False, True]
 
 
 def of(*required: str, **properties: Any) -> dict[str, Any]:
@@ -293,12 +293,12 @@ def test_the_nearest_language(oracle: Oracle, name: str) -> None:
     schema, inside, outside, told = REWORDED[name]
     source = source_of(oracle, schema)
     for document in inside:
-        assert violations(schema, document) == []
+        assert violations_of(schema, document) == []
         assert oracle.accepts(source, document), document
     assert [document for document in outside if oracle.accepts(source, document)] == []
     assert (language(schema).promised == schema) if told else True
     for document in told:
-        assert violations(schema, document) != []
+        assert violations_of(schema, document) != []
         assert oracle.accepts(source, document), document
     if language(schema).promised is None:
         language(schema, STRICT)
@@ -380,14 +380,14 @@ UNCHECKED: list[tuple[Any, str, str]] = [
 
 @pytest.mark.parametrize(("schema", "document", "told"), UNCHECKED, ids=range(len(UNCHECKED)))
 def test_what_cannot_be_checked_is_told(schema: Any, document: str, told: str) -> None:
-    (found,) = violations(schema, document)
+    (found,) = violations_of(schema, document)
     assert found["message"].startswith("it could not be checked: ")
     assert told in found["message"]
 
 
 def test_violations_are_few_and_short() -> None:
     schema = {"type": "array", "items": {"const": "x" * 5000}}
-    found = violations(schema, json.dumps(["y" * 5000] * 100))
+    found = violations_of(schema, json.dumps(["y" * 5000] * 100))
     assert len(found) == 8
     assert found[3]["path"] == "$[3]"
     assert len(json.dumps(found)) < 8 * 700

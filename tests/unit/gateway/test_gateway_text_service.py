@@ -6,11 +6,11 @@ from typing import Any
 from support.checkpoints import tiny_tokenizer
 from support.fakes.scheduler import default_info
 from surestep_common.errors import InvalidRequest
+from surestep_gateway.apis.openai.job import TOKENIZE
 from surestep_gateway.observability.metrics import GatewayMetrics
-from surestep_gateway.request.prepare import Draft
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.chat_template import ChatTemplate
-from surestep_gateway.text.jobs import TOKENIZE, Job
+from surestep_gateway.text.job import Draft, Job
 from surestep_gateway.text.service import TextService
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts, Tokenizer

@@ -17,22 +17,24 @@ import numpy.typing as npt
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive
+from surestep_common import tracing
 from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
 from surestep_proto.sampling_pb2 import LABEL_LOGITS
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.generation import Origin, most_open
-from surestep_gateway.generation.request_spans import failures, tell_embedding
+from surestep_gateway.generation.request_log import log_body
+from surestep_gateway.generation.request_spans import PROVIDER, failures
 from surestep_gateway.generation.respond import until_disconnect
 from surestep_gateway.generation.sequence import first_error
 from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
 from surestep_gateway.schedulers.siblings import Siblings
-from surestep_gateway.settings.embeddings import EmbeddingConfig
 
 from .body import EmbeddingBody
+from .config import EmbeddingConfig
 from .inputs import PreparedInputs
 
 logger = logging.getLogger(__name__)
@@ -94,14 +96,20 @@ class Embedding:
     """An embedding request that has passed every check, ready to run."""
 
     def __init__(
-        self, gateway: Gateway, prepared: PreparedInputs, origin: Origin, deadline: float
+        self,
+        gateway: Gateway,
+        config: EmbeddingConfig,
+        prepared: PreparedInputs,
+        origin: Origin,
+        deadline: float,
     ) -> None:
         """`deadline` is on the event loop's clock. Raise SurestepError."""
         origin.caller.check_priority(prepared.body.priority)
-        self._format = _VectorFormat.of(prepared.body, gateway.embedding, gateway.pool.info)
+        self._format = _VectorFormat.of(prepared.body, config, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
         self._label_ids = prepared.label_ids
+        self._pooling = LABEL_LOGITS if prepared.label_ids else config.pooling
         self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
         self.model = prepared.body.model or gateway.settings.model_names()[0]
@@ -193,7 +201,7 @@ class Embedding:
         return Journal(
             request_id=f"{self._call_id}-{index}",
             prompt_ids=ids,
-            pooling=LABEL_LOGITS if self._label_ids else self._gateway.embedding.pooling,
+            pooling=self._pooling,
             label_ids=self._label_ids,
             model_fingerprint=self._model,
             tenant=self._tenant,
@@ -228,5 +236,24 @@ class Embedding:
             raise
         finally:
             tokens = self._num_tokens
-            tell_embedding(self.model, self._origin.request_id, tokens)
+            _tell(self.model, self._origin.request_id, tokens)
             logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)
+
+
+def log_embedding(gateway: Gateway, name: str, origin: Origin, prepared: PreparedInputs) -> None:
+    """Log a request for embeddings."""
+    log_body(gateway, name, origin, prepared.body, prepared.inputs)
+
+
+def _tell(model: str, request_id: str, num_tokens: int) -> None:
+    """Record the attributes of a finished embedding request."""
+    tracing.current.get().set(
+        {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.request.id": request_id,
+            "gen_ai.usage.input_tokens": num_tokens,
+            "gen_ai.usage.prompt_tokens": num_tokens,
+        }
+    )

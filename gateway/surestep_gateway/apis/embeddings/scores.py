@@ -18,6 +18,7 @@ from surestep_gateway.generation.generation import Origin
 from surestep_gateway.http.json_pieces import JsonPieces
 
 from .answer import Embedding, Vector
+from .config import EmbeddingConfig
 from .score_inputs import PreparedScores
 
 Json = dict[str, Any]
@@ -27,11 +28,16 @@ class Scoring:
     """A request to compare texts that has passed every check, ready to run."""
 
     def __init__(
-        self, gateway: Gateway, prepared: PreparedScores, origin: Origin, deadline: float
+        self,
+        gateway: Gateway,
+        config: EmbeddingConfig,
+        prepared: PreparedScores,
+        origin: Origin,
+        deadline: float,
     ) -> None:
         """`deadline` is on the event loop's clock. Raise SurestepError."""
         self._gateway, self._prepared = gateway, prepared
-        self._embedding = Embedding(gateway, prepared.inputs, origin, deadline)
+        self._embedding = Embedding(gateway, config, prepared.inputs, origin, deadline)
 
     @property
     def id(self) -> str:

@@ -13,10 +13,11 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.apis.conversation import Conversation, Json, shared_fields
 from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields
-from surestep_gateway.request.prepare import Draft, chat_texts, check_model, draft_chat_request
+from surestep_gateway.request.prepare import chat_texts, check_model, draft_chat_request
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest
 from surestep_gateway.request.unsupported import refuse_in_messages
+from surestep_gateway.text.job import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 
 from .body import (

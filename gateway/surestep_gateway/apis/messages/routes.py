@@ -18,10 +18,10 @@ from surestep_gateway.generation.request_log import log_request
 from surestep_gateway.http.admission import Access
 from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.request.parse import renamed
-from surestep_gateway.text.jobs import COUNT, MESSAGE
 
 from .answer import MessageAnswer
 from .body import CountTokensRequest, MessagesRequest
+from .job import COUNT, MESSAGE
 from .request import FIELD_NAMES
 
 _CREATE = Description(

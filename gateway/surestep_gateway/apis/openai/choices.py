@@ -15,6 +15,8 @@ from surestep_gateway.context import Gateway
 from surestep_gateway.generation.detokenize import Detokenizer
 from surestep_gateway.generation.drafted import wants_drafted
 from surestep_gateway.generation.generation import Generation, detokenizer
+from surestep_gateway.generation.positions import Position, position_slices
+from surestep_gateway.generation.schema_check import violations_shown
 from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.http.json_pieces import GrowingLists, RawJson
 from surestep_gateway.parsers import Event, Reasoning
@@ -24,12 +26,10 @@ from .chat_message import message_delta, whole_message
 from .completion_output import CompletionOutput
 from .logprobs import (
     CompletionLogprobs,
-    Position,
     TextOfClient,
     TextOfTokens,
     TokenSpeller,
     chat_logprobs,
-    position_slices,
     prompt_logprobs,
 )
 
@@ -250,11 +250,6 @@ class CompletionChoices:
 
     def _prompt_text(self, sequence: OutputSequence) -> str:
         return self._generation.prompt_of(sequence).text or ""
-
-
-def violations_shown(found: list[Json] | None) -> Json:
-    """Return the violations of the client's schema, where an answer was checked."""
-    return {} if found is None else {"schema_violations": found}
 
 
 def envelope(generation: Generation, name: str) -> Json:

@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-from surestep_proto.sampling_pb2 import LogprobColumns
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from surestep_gateway.generation.detokenize import Detokenizer
+from surestep_gateway.generation.positions import Position, TokenLogprob
 from surestep_gateway.text.tokenizer import Tokenizer
 
-_FLOOR = -9999.0  # JSON has no infinity
-_SLICE_ROWS = 256
-
 Json = dict[str, Any]
-
-
-class TokenLogprob(NamedTuple):
-    """A token and its natural log-probability."""
-
-    token_id: int
-    logprob: float
-
-
-class Position(NamedTuple):
-    """One position of the output or of the prompt."""
-
-    chosen: TokenLogprob
-    rank: int  # 1 = most likely
-    top: list[TokenLogprob]  # most likely first
-
-
-def positions(columns: LogprobColumns) -> list[Position]:
-    """Return the rows of the columns."""
-    return [position for part in position_slices(columns) for position in part]
-
-
-def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
-    """Yield the rows in lists of a bounded size: the columns of a long prompt are large."""
-    at = 0
-    for first in range(0, len(columns.token_id), _SLICE_ROWS):
-        rows = slice(first, first + _SLICE_ROWS)
-        part = []
-        for token_id, logprob, rank, num_top in zip(
-            *(columns.token_id[rows], columns.logprob[rows], columns.rank[rows]),
-            columns.num_top[rows],
-            strict=True,
-        ):
-            ids = columns.top_token_ids[at : at + num_top]
-            values = columns.top_logprobs[at : at + num_top]
-            top = [TokenLogprob(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
-            part.append(Position(TokenLogprob(token_id, max(logprob, _FLOOR)), rank, top))
-            at += num_top
-        yield part
 
 
 class TokenSpeller:

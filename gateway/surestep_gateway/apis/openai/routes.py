@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from surestep_common.errors import ModelNotFound
 from surestep_common.sampling_defaults import shown
 
-from surestep_gateway.apis.embeddings.answer import Embedding
-from surestep_gateway.apis.embeddings.body import EmbeddingRequest, RerankRequest, ScoreRequest
-from surestep_gateway.apis.embeddings.inputs import PreparedInputs
-from surestep_gateway.apis.embeddings.score_inputs import PreparedScores
-from surestep_gateway.apis.embeddings.scores import Scoring
 from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
 from surestep_gateway.context import Gateway
@@ -26,34 +19,18 @@ from surestep_gateway.generation.generation import (
     chat_generation,
     completion_generation,
 )
-from surestep_gateway.generation.request_log import log_embedding, log_request
-from surestep_gateway.generation.respond import json_answer
+from surestep_gateway.generation.request_log import log_request
 from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.request.prompts import PreparedRequest
-from surestep_gateway.request.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeBody,
-    TokenizeBody,
-    TokenizeChatBody,
-)
-from surestep_gateway.text.jobs import (
-    CHAT,
-    COMPLETION,
-    DETOKENIZE,
-    EMBEDDING,
-    INVOCATION,
-    RERANK,
-    SCORE,
-    TOKENIZE,
-    Invoked,
-    Job,
-)
+from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
+from surestep_gateway.text.job import Job
 
-from .choice_stream import ChoiceEvents
+from .answer import ChoiceEvents, json_answer
 from .choices import ChatChoices, ChoiceBuilder, CompletionChoices
+from .job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from .tokenize import DetokenizeBody, TokenizeBody, TokenizeChatBody
 
 _CHAT = Description(
     summary="Answer a chat.",
@@ -67,17 +44,6 @@ _COMPLETION = Description(
     streams=True,
     errors=COUNTED_ERRORS,
 )
-_EMBEDDINGS = Description(
-    summary="Make vectors of texts.", bodies=(EmbeddingRequest,), errors=COUNTED_ERRORS
-)
-_SCORE = Description(summary="Compare texts.", bodies=(ScoreRequest,), errors=COUNTED_ERRORS)
-_RERANK = Description(summary="Rank documents.", bodies=(RerankRequest,), errors=COUNTED_ERRORS)
-_INVOCATIONS = Description(
-    summary="Answer a request of one of these kinds, for SageMaker.",
-    bodies=(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest),
-    streams=True,
-    errors=COUNTED_ERRORS,
-)
 _MODELS = Description(summary="Served names.", errors=(401, 503))
 _TOKENIZE = Description(
     summary="Tokens of a text or a chat.",
@@ -88,22 +54,11 @@ _DETOKENIZE = Description(
     summary="Text of tokens.", bodies=(DetokenizeBody,), errors=COUNTED_ERRORS
 )
 
-# vLLM's paths of one endpoint; Jina's and Cohere's clients know it by the last two.
-SCORE_PATHS = ("/score", "/v1/score")
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-
 
 class OpenAIRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._created = int(time.time())
-        self._runs: dict[bytes, Callable[..., Awaitable[Response]]] = {
-            CHAT.name: self._chat,
-            COMPLETION.name: self._complete,
-            EMBEDDING.name: self._embed,
-            SCORE.name: self._compare,
-            RERANK.name: self._compare,
-        }
 
     def routes(self) -> list[RuledRoute]:
         counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
@@ -118,10 +73,6 @@ class OpenAIRoutes:
         return [
             counted("POST", "/v1/chat/completions", self.chat, _CHAT),
             counted("POST", "/v1/completions", self.completions, _COMPLETION),
-            counted("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
-            *(counted("POST", path, self.score, _SCORE) for path in SCORE_PATHS),
-            *(counted("POST", path, self.rerank, _RERANK) for path in RERANK_PATHS),
-            counted("POST", "/invocations", self.invocations, _INVOCATIONS),
             at_once("GET", "/v1/models", self.models, _MODELS),
             model,
             counted("POST", "/tokenize", self.tokenize, _TOKENIZE),
@@ -130,65 +81,31 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        return await self._serve(CHAT, request)
+        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
+        prepared = await prepare(self._gateway, CHAT, request, deadline)
+        return await self.answer_chat(request, prepared, arrived, deadline)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        return await self._serve(COMPLETION, request)
-
-    async def embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings"""
-        return await self._serve(EMBEDDING, request)
-
-    async def score(self, request: Request) -> Response:
-        """POST /v1/score"""
-        return await self._serve(SCORE, request)
-
-    async def rerank(self, request: Request) -> Response:
-        """POST /v1/rerank"""
-        return await self._serve(RERANK, request)
-
-    async def invocations(self, request: Request) -> Response:
-        """POST /invocations"""
-        return await self._serve(INVOCATION, request)
-
-    async def _serve(self, job: Job[Any], request: Request) -> Response:
-        """Prepare a request, which says what kind it is where its path does not, and run it."""
         arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        prepared, kind = await prepare(self._gateway, job, request, deadline), job.name
-        if isinstance(prepared, Invoked):
-            kind, prepared = prepared
-        return await self._runs[kind](request, prepared, arrived, deadline)
+        prepared = await prepare(self._gateway, COMPLETION, request, deadline)
+        return await self.answer_completion(request, prepared, arrived, deadline)
 
-    async def _chat(
+    async def answer_chat(
         self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
     ) -> Response:
+        """Answer a chat that has been prepared."""
         origin = origin_of(request, prepared.body, arrived)
         generation = await chat_generation(self._gateway, prepared, origin, deadline)
         return await self._answer(request, generation, ChatChoices(self._gateway, generation))
 
-    async def _complete(
+    async def answer_completion(
         self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
     ) -> Response:
+        """Answer a completion that has been prepared."""
         origin = origin_of(request, prepared.body, arrived)
         generation = await completion_generation(self._gateway, prepared, origin, deadline)
         return await self._answer(request, generation, CompletionChoices(self._gateway, generation))
-
-    async def _embed(
-        self, request: Request, prepared: PreparedInputs, arrived: float, deadline: float
-    ) -> Response:
-        origin = origin_of(request, prepared.body, arrived)
-        embedding = Embedding(self._gateway, prepared, origin, deadline)
-        log_embedding(self._gateway, embedding.id, origin, prepared)
-        return await embedding.answer(request.receive)
-
-    async def _compare(
-        self, request: Request, prepared: PreparedScores, arrived: float, deadline: float
-    ) -> Response:
-        origin = origin_of(request, prepared.inputs.body, arrived)
-        scoring = Scoring(self._gateway, prepared, origin, deadline)
-        log_embedding(self._gateway, scoring.id, origin, prepared.inputs)
-        return await scoring.answer(request.receive)
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
         answer = await prepare(self._gateway, job, request, deadline_of(self._gateway))

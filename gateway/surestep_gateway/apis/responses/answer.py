@@ -11,19 +11,18 @@ import orjson
 from surestep_common.errors import Unavailable
 
 from surestep_gateway.apis.blocks import Block, Blocks, Change, Closed, Kind, Opened, Written
-from surestep_gateway.apis.openai.choices import violations_shown
 from surestep_gateway.context import Gateway
-from surestep_gateway.generation.event_stream import COMMENT, Pieces, named_event
+from surestep_gateway.generation.event_stream import COMMENT, Interrupted, Pieces, named_event
 from surestep_gateway.generation.generation import Generation
 from surestep_gateway.generation.json_text import json_text
+from surestep_gateway.generation.schema_check import violations_shown
 from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.http.errors import error_body
-from surestep_gateway.text.frames import framed
+from surestep_gateway.text.wire import framed
 
 from .items import item_id
 from .request import PreparedResponse
-from .running import Interrupted
-from .store import key_of
+from .store import Store, key_of
 from .tools import Called, input_of, shown_call
 
 Json = dict[str, Any]
@@ -56,10 +55,14 @@ class ResponseAnswer:
     ping = COMMENT
 
     def __init__(
-        self, gateway: Gateway, generation: Generation, prepared: PreparedResponse
+        self,
+        gateway: Gateway,
+        generation: Generation,
+        prepared: PreparedResponse,
+        store: Store,
     ) -> None:
         self.key = key_of(generation.origin.caller, generation.id)
-        self._store = gateway.store
+        self._store = store
         self._generation = generation
         self._prepared = prepared
         self._blocks = Blocks()

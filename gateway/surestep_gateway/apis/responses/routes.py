@@ -38,13 +38,14 @@ from surestep_gateway.http.admission import Access
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.request.parse import renamed
-from surestep_gateway.text.frames import framed, unframed
-from surestep_gateway.text.jobs import CONTINUED, RESPONSE
+from surestep_gateway.text.wire import framed, unframed
 
 from .answer import ResponseAnswer
 from .body import ResponseRequest
+from .job import CONTINUED, RESPONSE
 from .request import FIELD_NAMES, PreparedResponse
-from .store import key_of
+from .running import Running
+from .store import Store, key_of
 
 _PATH = "/v1/responses"
 _MOST_ITEMS = 100  # of one page, as at OpenAI
@@ -72,8 +73,9 @@ _INPUT_ITEMS = Description(
 
 
 class ResponsesRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, store: Store) -> None:
+        self._gateway, self._store = gateway, store
+        self._running = Running()
 
     def routes(self) -> list[RuledRoute]:
         one = f"{_PATH}/{{response_id}}"
@@ -99,8 +101,8 @@ class ResponsesRoutes:
             name = f"resp_{prepared.token}"
             generation = await chat_generation(gateway, chat, origin, deadline, name)
         log_request(gateway, generation)
-        answer = ResponseAnswer(gateway, generation, prepared)
-        within = gateway.running.interruptible(answer.key, answer)
+        answer = ResponseAnswer(gateway, generation, prepared, self._store)
+        within = self._running.interruptible(answer.key, answer)
         return await respond(gateway, generation, answer, request.receive, within)
 
     async def _prepare(self, request: Request, deadline: float) -> PreparedResponse:
@@ -112,7 +114,7 @@ class ResponsesRoutes:
                 return prepared
             caller, parts = Caller.of(request.scope), [bytes(body.data)]
             for wanted in prepared.wanted:
-                record = await gateway.store.get(key_of(caller, wanted))
+                record = await self._store.get(key_of(caller, wanted))
                 if record is None:
                     raise _nothing_stored(wanted, prepared.asked.get("previous_response_id"))
                 parts.append(record)
@@ -126,7 +128,7 @@ class ResponsesRoutes:
         """GET /v1/responses/{response_id}"""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise UnsupportedParameter("'stream' is not supported here", param="stream")
-        live = self._gateway.running.find(self._key(request))
+        live = self._running.find(self._key(request))
         if live is not None:
             return JsonResponse(live.shown())
         response = unframed(await self._record(request))[0]
@@ -135,16 +137,16 @@ class ResponsesRoutes:
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/responses/{response_id}"""
         key = self._key(request)
-        if self._gateway.running.find(key) is not None:
+        if self._running.find(key) is not None:
             raise InvalidRequest("the response is being written: cancel it", param="response_id")
-        if not await self._gateway.store.delete(key):
+        if not await self._store.delete(key):
             raise _not_found(request)
         name = request.path_params["response_id"]
         return JsonResponse({"id": name, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/responses/{response_id}/cancel"""
-        live = await self._gateway.running.interrupt(self._key(request))
+        live = await self._running.interrupt(self._key(request))
         if live is not None:
             return JsonResponse(live.shown())
         await self._record(request)
@@ -168,7 +170,7 @@ class ResponsesRoutes:
         return key_of(Caller.of(request.scope), request.path_params["response_id"])
 
     async def _record(self, request: Request) -> bytes:
-        record = await self._gateway.store.get(self._key(request))
+        record = await self._store.get(self._key(request))
         if record is None:
             raise _not_found(request)
         return record

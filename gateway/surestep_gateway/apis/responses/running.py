@@ -7,11 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from surestep_common.errors import Cancelled
-
-
-class Interrupted(Cancelled):
-    """Another request asked for the end of this one, whose client still waits."""
+from surestep_gateway.generation.event_stream import Interrupted
 
 
 class Live(Protocol):

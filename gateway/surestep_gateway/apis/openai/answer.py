@@ -1,18 +1,26 @@
-"""Streams of choices: chunks of chats and of completions, then their usage and `[DONE]`."""
+"""Answers of chats and of completions: one body, or chunks, their usage and `[DONE]`."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive
+
+from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import COMMENT, Pieces, event
 from surestep_gateway.generation.generation import Generation
+from surestep_gateway.generation.respond import AnswerSize, run_whole
 from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.generation.usage import TokenUsage
 from surestep_gateway.http.errors import error_body
-from surestep_gateway.http.json_pieces import json_pieces
+from surestep_gateway.http.json_pieces import JsonPieces, json_pieces
 
 from .choices import ChoiceBuilder, envelope
+from .completion_output import CompletionOutput
 
 
 class ChoiceEvents:
@@ -81,3 +89,41 @@ class ChoiceEvents:
         usage = self._generation.usage
         known = None if usage.reasoning is None else reasoning
         return dataclasses.replace(usage, output=output, reasoning=known)
+
+
+async def json_answer(
+    generation: Generation, builder: ChoiceBuilder, receive: Receive, gateway: Gateway
+) -> Response:
+    """Run to the end and respond with one body of choices. Raise SurestepError."""
+    gathered: dict[int, CompletionOutput] = {}
+    size = AnswerSize(gateway)
+
+    async def emit(sequence: OutputSequence, delta: Delta) -> None:
+        output = gathered.get(sequence.index)
+        if output is None:
+            output = gathered[sequence.index] = CompletionOutput(await builder.before(sequence))
+            size.grow(output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or ""))
+        before = output.logprobs.num_bytes
+        output.add(delta, builder.logprobs(sequence, delta.logprobs))
+        size.grow(len(delta.text) + output.logprobs.num_bytes - before)
+
+    async def finish() -> list[bytes | bytearray]:
+        return await _whole_answer(generation, builder, gathered)
+
+    pieces = await run_whole(generation, emit, finish, receive, gateway)
+    return JsonPieces(pieces, gateway.answers)
+
+
+async def _whole_answer(
+    generation: Generation, builder: ChoiceBuilder, gathered: dict[int, CompletionOutput]
+) -> list[bytes | bytearray]:
+    """Return the response in pieces, one choice at a time, so that other tasks can run."""
+    pieces: list[bytes | bytearray] = [orjson.dumps(envelope(generation, builder.name))[:-1]]
+    pieces.append(b',"choices":[')
+    for sequence in generation.sequences:
+        if sequence.index:
+            pieces.append(b",")
+        pieces += json_pieces(await builder.whole(sequence, gathered.pop(sequence.index)))
+        await asyncio.sleep(0)
+    first, *rest = json_pieces({"usage": generation.usage.shown()} | await builder.extra())
+    return [*pieces, b"],", first[1:], *rest]

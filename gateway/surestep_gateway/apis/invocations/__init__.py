@@ -1,0 +1,1 @@
+"""The one path on which SageMaker sends requests of any kind."""
