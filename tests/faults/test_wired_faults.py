@@ -284,10 +284,10 @@ def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
     loads = _loads(server)
 
     def lose_both() -> None:
-        (rank,) = before.rank_pids
+        (rank,), supervisor = before.rank_pids, server.supervisor_pid(0)
         if hangs:
             server.send(signal.SIGSTOP, rank)
-        server.send(signal.SIGKILL, server.supervisor_pid(0))
+        server.send(signal.SIGKILL, supervisor)  # before it sees that the rank hangs
         if not hangs:
             server.stack.wait_until(lambda: _is_adopted(server, before), "adoption", 30)
             server.send(signal.SIGKILL, rank)
