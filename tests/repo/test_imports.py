@@ -65,6 +65,20 @@ def test_torch_stays_with_the_tensors() -> None:
     assert wrong == []
 
 
+def test_an_api_knows_no_other() -> None:
+    """But for the one path that takes requests of all kinds."""
+    apis = "surestep_gateway.apis."
+    crossing = {
+        (source.name.split("/")[3], name.removeprefix(apis).split(".")[0])
+        for source in product()
+        if source.name.startswith("gateway/surestep_gateway/apis/") and source.name.count("/") > 3
+        for _, name in imports(source)
+        if name.startswith(apis) and name.count(".") > 2
+    }
+    others = {(one, other) for one, other in crossing if one != other}
+    assert others == {("invocations", "openai"), ("invocations", "embeddings")}
+
+
 def test_the_policy_core_is_pure() -> None:
     core = [source for source in product() if source.name.startswith(_PURE)]
     assert all(any(s.name.startswith(path) for s in core) for path in _PURE)

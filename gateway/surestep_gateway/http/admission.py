@@ -22,13 +22,13 @@ _ABORT_S = 2.0  # for error events to reach their clients
 
 
 class Access(Enum):
-    """Whom a route answers."""
+    """The callers that a route answers."""
 
     PROBES = auto()  # everybody, without a client certificate too
     EVERYBODY = auto()
     METRICS = auto()  # everybody, or as OPERATORS with --protect-metrics
-    OPERATORS = auto()  # clients, and whoever has the admin key
-    CLIENTS = auto()  # whoever has an API key, where the server has any
+    OPERATORS = auto()  # clients, and those with the admin key
+    CLIENTS = auto()  # those with an API key, where the server has any
     ADMINISTRATORS = auto()  # the route itself asks for the admin key
 
 
