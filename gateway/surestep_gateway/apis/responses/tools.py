@@ -164,7 +164,7 @@ def _kind_of_ref(ref: Any) -> str:
     return "<left_out>" if _type(ref) in LEFT_OUT - {SEARCH} else "<ref>"
 
 
-class AllowedTools(Body):
+class AllowedToolRefs(Body):
     """Some of the tools; `mode` says whether one of them must be called."""
 
     type: Literal["allowed_tools"]
@@ -197,7 +197,7 @@ def _choosable(choice: Any) -> Any:
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[ToolRef, Tag("<tool>")]
-    | Annotated[AllowedTools, Tag("<allowed_tools>")],
+    | Annotated[AllowedToolRefs, Tag("<allowed_tools>")],
     Discriminator(_kind_of_choice),
     BeforeValidator(_choosable),
 ]
@@ -286,7 +286,7 @@ def chat_tool_choice(choice: ToolChoice | None, offer: Offer) -> str | Json | No
         return None  # clients say so without tools, too
     if isinstance(choice, str):
         return choice
-    refs = choice.tools if isinstance(choice, AllowedTools) else [choice]
+    refs = choice.tools if isinstance(choice, AllowedToolRefs) else [choice]
     names = [name for ref in refs if isinstance(ref, ToolRef) for name in offer.names_of(ref)]
     if not names:
         raise InvalidRequest(
@@ -295,7 +295,7 @@ def chat_tool_choice(choice: ToolChoice | None, offer: Offer) -> str | Json | No
     functions = [{"type": "function", "function": {"name": name}} for name in names]
     if isinstance(choice, ToolRef) and choice.type != "namespace":
         return functions[0]
-    mode = choice.mode if isinstance(choice, AllowedTools) else "required"
+    mode = choice.mode if isinstance(choice, AllowedToolRefs) else "required"
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
 
 
