@@ -195,8 +195,7 @@ async def test_a_response_is_cancelled(in_memory: Stack, thinking: Tokenizer, st
     body = {"input": "hello", "stream": stream}
     asking = asyncio.create_task(stack.client.post(RESPONSES, json=body))
     await asyncio.wait_for(paused.sent.wait(), 10)
-    name = stack.scheduler.requests[-1].request_id
-    path = f"{RESPONSES}/{name.rpartition('-')[0]}"
+    path = f"{RESPONSES}/{stack.scheduler.requests[-1].request_id.split('-')[0]}"
     assert (await stack.client.get(path)).json()["status"] == "in_progress"
     assert (await stack.client.delete(path)).status_code == 400
     cancelled = (await stack.client.post(f"{path}/cancel")).json()

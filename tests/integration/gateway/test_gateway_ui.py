@@ -11,7 +11,7 @@ import pytest
 import surestep_gateway
 from support.processes.gateway_stack import Stack, StartStack
 
-FOLDER = Path(surestep_gateway.__path__[0]) / "ui" / "static"
+FOLDER = Path(surestep_gateway.__path__[0]) / "apis" / "operators" / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

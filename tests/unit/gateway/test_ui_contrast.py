@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import surestep_gateway
 
-THEME = (Path(surestep_gateway.__path__[0]) / "ui" / "static" / "theme.css").read_text()
+THEME = (
+    Path(surestep_gateway.__path__[0]) / "apis" / "operators" / "static" / "theme.css"
+).read_text()
 TEXT, SHAPE = 4.5, 3.0  # least contrast
 _PAIRS = [
     *((text, ground, TEXT) for text in ("text", "muted") for ground in ("page", "panel", "sunken")),
