@@ -17,11 +17,14 @@ _CALLS = {
     "Bash": '{"command": "cat weather.txt", "description": "Reads."}',
     "bash": '{"command": "cat weather.txt", "description": "Reads a file."}',
     "run_shell_command": '{"command": "cat weather.txt", "is_background": false}',
+    "run_commands": '{"commands": ["cat weather.txt"]}',
+    "editor": '{"path": "note.txt", "new_text": "Oslo\\n"}',
     "StructuredOutput": '{"name": "Ada", "age": 36}',
     "structured_output": '{"name": "Ada", "age":  36}',
 }
 _ASKED = {  # words of the user that a call answers
     "apply_patch": "Write a note",
+    "editor": "Write a note",
     "mcp__weather__look_outside": "Look outside",
     "multi_agent_v1__close_agent": "Close the agent",
     "StructuredOutput": "Answer in JSON",
