@@ -62,7 +62,7 @@ TEMPLATE = f"""\
 """
 
 
-def make_agents_checkpoint(folder: Path, corpus: list[str]) -> Path:
+def make_agents_checkpoint(folder: Path, corpus: list[str], family: str) -> Path:
     """Write the model of the agents; `corpus` is text like that of their prompts."""
     calls = {
         f"<|{name}|>": (
@@ -72,6 +72,5 @@ def make_agents_checkpoint(folder: Path, corpus: list[str]) -> Path:
         for name, arguments in _CALLS.items()
     }
     told = {name: SCRIPTS[name] for name in ("<|report|>", "<|json|>")}
-    return make_scripted_checkpoint(
-        folder, {**calls, **told, "<|done|>": ("Done", " with it.")}, TEMPLATE, corpus
-    )
+    scripts = {**calls, **told, "<|done|>": ("Done", " with it.")}
+    return make_scripted_checkpoint(folder, scripts, TEMPLATE, corpus, family)
