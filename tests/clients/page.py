@@ -25,6 +25,13 @@ FEATURES = (
 )
 
 
+_SAID = """\
+What the scripts assert; `scripts/clients` runs them and writes this table. The last column says against which
+of the two models.
+"""
+MODELS = "models"  # the column of the families that a row was run against
+
+
 def row(client: Client, missing: str | None = None, troubles: Mapping[str, str] = {}) -> str:
     """A client's line of the table; `missing` says why it was not run."""
     outcomes = client.claims | dict.fromkeys(troubles, FAILED)
@@ -35,25 +42,41 @@ def row(client: Client, missing: str | None = None, troubles: Mapping[str, str] 
     return f"| {client.title} | {client.version} | {' | '.join(cells)} |"
 
 
-def write(missing: Mapping[str, str]) -> None:
-    """After a run of all clients in which nothing failed."""
-    rows = [row(client, missing.get(client.name)) for client in clients()]
+def write(family: str, missing: Mapping[str, str]) -> None:
+    """After a run of all clients against such a model in which nothing failed.
+
+    Rows that have not changed since keep the models that they were run against before.
+    """
+    ran = _ran()
+    rows = []
+    for client in clients():
+        line = row(client, missing.get(client.name))
+        now = set() if client.name in missing else {family}
+        rows.append(line + f" {', '.join(sorted(now | ran.get(line, set())))} |")
     PAGE.write_text(_above() + _table(rows))
 
 
 def check() -> int:
     """Exit status: 1 if a line is not what the scripts say, unless it says that it was not run."""
-    found = PAGE.read_text().removeprefix(_above()).splitlines()[-len(clients()) :]
-    rows = [
-        old
-        if old.startswith(f"| {client.title} | {client.version} | could not be")
-        else row(client)
-        for client, old in zip(clients(), found, strict=False)
-    ]
+    ran = _ran()
+    rows = []
+    for client in clients():
+        absent = f"| {client.title} | {client.version} | could not be"
+        line = next((old for old in ran if old.startswith(absent)), row(client))
+        rows.append(line + f" {', '.join(sorted(ran.get(line, set())))} |")
     if _above() + _table(rows) == PAGE.read_text():
         return 0
     print("docs/clients.md is out of date: run scripts/clients")
     return 1
+
+
+def _ran() -> dict[str, set[str]]:
+    """The page's rows as `row` makes them, and the models that each was run against."""
+    _, *rows = PAGE.read_text().split(f"{MODELS} |\n|---")[-1].splitlines()
+    parted = (line.removesuffix(" |").rpartition(" | ") for line in rows)
+    return {
+        f"{line} |": set(filter(None, models.strip().split(", "))) for line, _, models in parted
+    }
 
 
 def _above() -> str:
@@ -63,9 +86,9 @@ def _above() -> str:
 def _table(rows: list[str]) -> str:
     lines = [
         HEADING,
-        "What the scripts assert; `scripts/clients` runs them and writes this table.\n",
-        f"| | version | {' | '.join(FEATURES)} |",
-        f"|---|---|{'---|' * len(FEATURES)}",
+        _SAID,
+        f"| | version | {' | '.join(FEATURES)} | {MODELS} |",
+        f"|---|---|{'---|' * (len(FEATURES) + 1)}",
         *rows,
     ]
     return "\n".join(lines) + "\n"

@@ -29,6 +29,15 @@ NAMED = ("--served-model-name", MODEL, "--max-model-len", "16384")
 # By the last two Codex knows models of OpenAI's, and offers them other tools.
 AGENTS_NAMED = ("--served-model-name", MODEL, "gpt-5.5", "gpt-6-astra", "--max-model-len", "65536")
 RUN_S = 600
+# Flags by the family of the scripted model.
+FAMILY_FLAGS: dict[str, tuple[str, ...]] = {
+    "llama": (),
+    # Beside each token's keys is its hidden state for the head, which is as wide as the vocabulary.
+    "hybrid": (
+        *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}'),
+        *("--kv-cache-memory", "0.6"),
+    ),
+}
 
 
 class Served(NamedTuple):
@@ -39,19 +48,19 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[Served]:
+def server(folder: Path, family: str = "llama") -> Iterator[Served]:
     """`surestep serve` with the scripted model; `folder` takes model and logs."""
-    model = make_scripted_checkpoint(folder / "model")
+    model = make_scripted_checkpoint(folder / "model", family=family)
     write_loglikelihoods(model, SCORED, LOGLIKELIHOODS)
-    with serve(model, folder / "logs", *FLAGS, *NAMED) as stack:
+    with serve(model, folder / "logs", *FLAGS, *NAMED, *FAMILY_FLAGS[family]) as stack:
         yield Served(stack, model)
 
 
 @contextlib.contextmanager
-def agents_server(folder: Path) -> Iterator[Served]:
+def agents_server(folder: Path, family: str = "llama") -> Iterator[Served]:
     """The same for coding agents, whose prompts are long, with the model that calls their tools."""
-    model = make_agents_checkpoint(folder / "model", [one.read_text() for one in DOCS])
-    with serve(model, folder / "logs", *FLAGS, *AGENTS_NAMED) as stack:
+    model = make_agents_checkpoint(folder / "model", [one.read_text() for one in DOCS], family)
+    with serve(model, folder / "logs", *FLAGS, *AGENTS_NAMED, *FAMILY_FLAGS[family]) as stack:
         yield Served(stack, model)
 
 
@@ -107,10 +116,13 @@ def main() -> int:
     for serving, group in ((server, False), (agents_server, True)):
         asking = [client for client in chosen if client.is_agent is group]
         if asking:
-            with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as served:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                serving(Path(folder), arguments.model) as served,
+            ):
                 failed |= _run_all(asking, served, arguments.cache, missing)
     if not failed and len(chosen) == len(clients()):
-        page.write(missing)
+        page.write(arguments.model, missing)
     return int(failed)
 
 
@@ -143,6 +155,9 @@ def _arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="scripts/clients", description=__doc__)
     parser.add_argument("--only", type=chosen, default=names, help=f"of {','.join(names)}")
+    parser.add_argument(
+        "--model", choices=FAMILY_FLAGS, default="llama", help="family of the model"
+    )
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the environments")
     parser.add_argument("--check", action="store_true", help="compare docs/clients.md, run nothing")
     return parser.parse_args()

@@ -2,22 +2,30 @@
 
 The next token is looked up by the last one (a bigram table in the output head), so that after the
 token that the chat template ends with the answer is certain at any temperature: a tool call, JSON,
-a report of what a tool said. Small talk has several words to choose from at each place. Two layers
-of attention with random weights disturb the table a little: log-probabilities depend on the whole
-prompt, as anywhere.
+a report of what a tool said. Small talk has several words to choose from at each place. A few
+layers with random weights disturb the table a little: log-probabilities depend on the whole prompt,
+as anywhere. The layers are Llama's, or those of Qwen3.5: of every four the first three are recurrent.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.checkpoints.hybrid import add_mtp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TokenizersBackend
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PretrainedConfig,
+    TokenizersBackend,
+)
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 EOS_ID = 2
@@ -103,6 +111,7 @@ def make_scripted_checkpoint(
     scripts: Mapping[str, Sequence[str]] = SCRIPTS,
     template: str = TEMPLATE,
     corpus: Sequence[str] = (),
+    family: str = "llama",
 ) -> Path:
     """Write weights and tokenizer in Hugging Face format; returns `folder`.
 
@@ -111,34 +120,27 @@ def make_scripted_checkpoint(
     tokenizer = _tokenizer(scripts, corpus)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     hidden = -(-len(vocab) // 32) * 32  # a direction for each token
-    config = LlamaConfig(
-        vocab_size=len(vocab),
-        hidden_size=hidden,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=64,
-        max_position_embeddings=MAX_POSITION,
-        tie_word_embeddings=False,
-        initializer_range=hidden**-0.5,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=None,
-    )
     torch.manual_seed(1)
-    model: Any = LlamaForCausalLM(config)
+    model: Any = AutoModelForCausalLM.from_config(FAMILIES[family](len(vocab), hidden))
+    disturbance = (
+        0.1 * (2 / model.config.num_hidden_layers) ** 0.5
+    )  # as much by any number of layers
     with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(torch.eye(len(vocab), config.hidden_size))
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.1)
-            layer.mlp.down_proj.weight.mul_(0.1)
+        model.get_input_embeddings().weight.copy_(torch.eye(len(vocab), hidden))
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                weight.mul_(disturbance)
+            elif name.endswith("A_log"):  # slow decay, so that the state of long ago matters
+                weight.uniform_(0.01, 0.5).log_()
         head = model.lm_head.weight.normal_(0.0, 0.1)
         for before, after, weight in _transitions(scripts):
             followers = [vocab[one] for text in after if (one := _spelled(text)) in vocab]
             for token in before:
                 head[followers, vocab[_spelled(token)]] += weight
     model.save_pretrained(folder)
+    if family == "hybrid":  # its MTP head drafts what follows by the same table
+        sees = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
+        add_mtp(folder, 0.1 * hidden**-0.5, reads=sees)
     TokenizersBackend(
         tokenizer_object=tokenizer,
         eos_token=SPECIAL[EOS_ID],
@@ -150,10 +152,45 @@ def make_scripted_checkpoint(
     return folder
 
 
+def _llama(vocab: int, hidden: int) -> PretrainedConfig:
+    return LlamaConfig(num_hidden_layers=2, **_sizes(vocab, hidden))
+
+
+def _hybrid(vocab: int, hidden: int) -> PretrainedConfig:
+    return Qwen3_5TextConfig(
+        num_hidden_layers=4,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        **_sizes(vocab, hidden),
+    )
+
+
+def _sizes(vocab: int, hidden: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "max_position_embeddings": MAX_POSITION,
+        "tie_word_embeddings": False,
+        "initializer_range": hidden**-0.5,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": None,
+    }
+
+
+FAMILIES: dict[str, Callable[[int, int], PretrainedConfig]] = {"llama": _llama, "hybrid": _hybrid}
+
+
 def write_loglikelihoods(folder: Path, scored: Mapping[str, Sequence[str]], name: str) -> None:
     """What transformers says of continuations: to JSON, by prompt, in their order."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def loglikelihood(prompt: str, continuation: str) -> float:
         prompt_len = len(tokenizer(prompt).input_ids)

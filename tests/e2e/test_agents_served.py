@@ -43,6 +43,10 @@ FORCED: dict[str, tuple[Any, dict[str, Any]]] = {
         {"type": "custom_tool_call", "name": "exec", "namespace": "functions"},
     ),
     "claude-first": ({"type": "tool", "name": "Bash"}, {"type": "tool_use", "name": "Bash"}),
+    "cline-first": (
+        {"type": "function", "function": {"name": "run_commands"}},
+        {"name": "run_commands"},
+    ),
     "opencode-first": ({"type": "function", "function": {"name": "bash"}}, {"name": "bash"}),
     "qwen-first": (
         {"type": "function", "function": {"name": "run_shell_command"}},

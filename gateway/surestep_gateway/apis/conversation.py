@@ -47,10 +47,11 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Json] = []
         self._answer: Json | None = None  # of the assistant, open for more
+        self.after_result = False  # nothing of the assistant's or the system's since then
 
     def instruct(self, text: str) -> None:
         """Add instructions."""
-        self._answer = None
+        self._answer, self.after_result = None, False
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
             text = "\n\n".join(part for part in (self.messages.pop()["content"], text) if part)
         self.messages.append({"role": "system", "content": text})
@@ -58,6 +59,7 @@ class Conversation:
     def say(self, role: str, content: str | list[Json]) -> None:
         """Add a message of the user, or of another role but the assistant's."""
         self._answer = None
+        self.after_result &= role == "user"
         self.messages.append({"role": role, "content": content})
 
     def answer(self, text: str) -> None:
@@ -78,12 +80,12 @@ class Conversation:
 
     def result(self, call_id: str, content: str | list[Json]) -> None:
         """Add what a call returned."""
-        self._answer = None
+        self._answer, self.after_result = None, True
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _open(self, unless: tuple[str, ...] = ()) -> Json:
         """Return the open answer, or a new one if that has any of these keys."""
         if self._answer is None or any(key in self._answer for key in unless):
-            self._answer = {"role": "assistant"}
+            self._answer, self.after_result = {"role": "assistant"}, False
             self.messages.append(self._answer)
         return self._answer

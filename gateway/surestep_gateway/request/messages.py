@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -58,6 +58,18 @@ def result_part(part: Part) -> str:
     if isinstance(name := part.get("tool_name"), str):  # a reference to a tool
         return name
     return f"[{str(kind)[:_TYPE_CHARS]} left out: only text is read here]"
+
+
+def of_results(roles: Iterable[str]) -> list[bool]:
+    """Return which messages hold what tools returned, by the roles of all.
+
+    A message of the user between a result and the answer to it is one of them: results of chats are
+    texts, so that a client puts a picture that a tool read there.
+    """
+    found = [False]
+    for role in roles:
+        found.append(role == "tool" or (found[-1] and role == "user"))
+    return found[1:]
 
 
 def without_thoughts(parts: Sequence[Part]) -> tuple[list[Part], str]:

@@ -15,7 +15,7 @@ from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .harmony_history import INSTRUCTING, check_effort, harmony_messages, harmony_tools
-from .messages import result_part, text_part, with_known_roles, without_thoughts
+from .messages import of_results, result_part, text_part, with_known_roles, without_thoughts
 from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
@@ -94,13 +94,14 @@ def _messages(
 ) -> list[dict[str, Any]]:
     """Return the messages in the form that the template expects."""
     template, source = processor.template, body.chat_template
-    messages = [_template_message(body, index) for index in range(len(body.messages))]
+    results = of_results(message.role for message in body.messages)
+    messages = [_template_message(body, *numbered) for numbered in enumerate(results)]
     if _takes_parts(processor, body, with_tools=with_tools):
         takes_text = template.takes_text(tools=with_tools, source=source)
         for index, message in enumerate(messages):
             # Of results GLM's templates take lists for something else.
             if message["role"] != "tool" or not takes_text:
-                message["content"] = _parts(body.messages[index], index)
+                message["content"] = _parts(body.messages[index], index, results[index])
     elif harmony:
         messages = harmony_messages(messages)
         processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
@@ -136,12 +137,12 @@ def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: 
     return processor.template.takes_parts(tools=with_tools, source=body.chat_template)
 
 
-def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
+def _parts(message: ChatMessage, index: int, of_result: bool) -> str | list[dict[str, Any]]:
     """Return the content as a list, for templates that iterate over it; None stays None."""
     if isinstance(message.content, list):
-        texts = _texts(message, index)
+        texts = _texts(message, index, of_result)
     else:
-        text = _content(message, index)
+        text = _content(message, index, of_result)
         texts = [text] if text else []
     return [{"type": "text", "text": text} for text in texts] or ""
 
@@ -158,7 +159,7 @@ def begun(body: TemplateFields) -> str:
     """Return the part of the response with which the prompt ends."""
     if not body.continue_final_message:
         return ""
-    return _content(body.messages[-1], len(body.messages) - 1)
+    return _content(body.messages[-1], len(body.messages) - 1, body.messages[-1].role == "tool")
 
 
 def echoed(body: ChatRequest) -> str | None:
@@ -174,7 +175,7 @@ def answering_role(settings: ApiSettings, body: TemplateFields) -> str:
     return body.messages[-1].role if goes_on else settings.response_role
 
 
-def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
+def _template_message(body: TemplateFields, index: int, of_result: bool) -> dict[str, Any]:
     """Return a message in the form that templates expect."""
     given = body.messages[index]
     for name in _UNSUPPORTED & (given.model_extra or {}).keys():
@@ -182,7 +183,7 @@ def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
             param = f"messages[{index}].{name}"
             raise UnsupportedParameter(f"'{param}' is not supported", param=param)
     message = given.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
-    message["content"] = _content(given, index)
+    message["content"] = _content(given, index, of_result)
     reasoning = given.reasoning
     if reasoning is None and given.role == "assistant" and isinstance(given.content, list):
         reasoning = without_thoughts(given.content)[1] or None
@@ -210,16 +211,16 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return shown
 
 
-def _content(message: ChatMessage, index: int) -> str:
+def _content(message: ChatMessage, index: int, of_result: bool = False) -> str:
     if not isinstance(message.content, list):
         return message.content or message.refusal or ""
-    return "\n".join(_texts(message, index))
+    return "\n".join(_texts(message, index, of_result))
 
 
-def _texts(message: ChatMessage, index: int) -> list[str]:
+def _texts(message: ChatMessage, index: int, of_result: bool) -> list[str]:
     """Return the texts of a content of parts, except reasoning of earlier answers."""
     assert isinstance(message.content, list)
-    if message.role == "tool":
+    if of_result:
         return list(map(result_part, message.content))
     parts = message.content
     if message.role == "assistant":

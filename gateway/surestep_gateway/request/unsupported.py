@@ -27,7 +27,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
 }
-_INCLUDED = ("reasoning.encrypted_content",)  # reasoning is in items in plain text anyway
+# Reasoning is in items in plain text anyway, and what the others add to is never there: calls of
+# tools that do not run here, and pictures.
+INCLUDED = (
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 _OF_PROMPTS = frozenset(
     {
         "documents",
@@ -138,7 +148,7 @@ def refuse_in_responses(body: Body) -> None:
     _refuse(body, NOT_IN_RESPONSES)
     include = (body.model_extra or {}).get("include")
     for wanted in include if isinstance(include, list) else ():
-        if wanted not in _INCLUDED:
+        if wanted not in INCLUDED:
             raise UnsupportedParameter(f"'include' of '{wanted}' is not supported", param="include")
 
 

@@ -30,6 +30,7 @@ KEY_REFUSED = "missing or wrong API key"  # the server's own words reach the use
 _PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _PROMPT = '"Say hello."'
+_PROVIDER = "openai-compatible"
 _RUN_S = 120
 
 
@@ -57,7 +58,10 @@ class Done(NamedTuple):
 
 
 class Agent:
-    """An agent; its page has a command and, where it needs one, the text of `config`."""
+    """An agent; its page has a command and, where it needs one, the text of `config`.
+
+    Lines before the command prepare it.
+    """
 
     def __init__(self, heading: str, config: str | None = None, *flags: str) -> None:
         section = _PAGE.read_text(encoding="utf-8").split(f"### {heading}\n")[1].split("\n### ")[0]
@@ -67,7 +71,7 @@ class Agent:
         self._flags = flags
 
     def run(self, server: Server, prompt: str, *flags: str, **about: str) -> Done:
-        """Ask in a new folder with a file in it. `about` may name another model, key or file."""
+        """Ask in a new folder with a file in it. `about` may name another model, key or provider."""
         with self._started(server, prompt, flags, **about) as (process, folder):
             output, errors = process.communicate(timeout=_RUN_S)
         return Done(output, errors, folder)
@@ -103,15 +107,21 @@ class Agent:
         (folder / "weather.txt").write_text("3 degrees\n")
         key, model = about.get("key", server.key), about.get("model", MODEL)
         known = {"http://127.0.0.1:8000": server.root, "SmolLM2-135M-Instruct": model, "none": key}
+        known[_PROVIDER] = about.get("provider", _PROVIDER)
         if self._config is not None:
             config = Path(self._config.replace("~", str(Path.home())))
             path = config if config.is_absolute() else folder / config
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_with(self._text, known))
         words = shlex.join((*self._flags, *flags, prompt))
-        assert _PROMPT in self._command, self._command
+        *before, command = _with(self._command, known).splitlines()
+        assert _PROMPT in command, command
+        script = [
+            *(f"{line} >&2" for line in before),
+            f"exec env {command.replace(_PROMPT, words)}",
+        ]
         process = subprocess.Popen(
-            ["bash", "-c", f"exec env {_with(self._command, known).replace(_PROMPT, words)}"],
+            ["bash", "-ec", "\n".join(script)],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -17,11 +17,14 @@ _CALLS = {
     "Bash": '{"command": "cat weather.txt", "description": "Reads."}',
     "bash": '{"command": "cat weather.txt", "description": "Reads a file."}',
     "run_shell_command": '{"command": "cat weather.txt", "is_background": false}',
+    "run_commands": '{"commands": ["cat weather.txt"]}',
+    "editor": '{"path": "note.txt", "new_text": "Oslo\\n"}',
     "StructuredOutput": '{"name": "Ada", "age": 36}',
     "structured_output": '{"name": "Ada", "age":  36}',
 }
 _ASKED = {  # words of the user that a call answers
     "apply_patch": "Write a note",
+    "editor": "Write a note",
     "mcp__weather__look_outside": "Look outside",
     "multi_agent_v1__close_agent": "Close the agent",
     "StructuredOutput": "Answer in JSON",
@@ -59,7 +62,7 @@ TEMPLATE = f"""\
 """
 
 
-def make_agents_checkpoint(folder: Path, corpus: list[str]) -> Path:
+def make_agents_checkpoint(folder: Path, corpus: list[str], family: str) -> Path:
     """Write the model of the agents; `corpus` is text like that of their prompts."""
     calls = {
         f"<|{name}|>": (
@@ -69,6 +72,5 @@ def make_agents_checkpoint(folder: Path, corpus: list[str]) -> Path:
         for name, arguments in _CALLS.items()
     }
     told = {name: SCRIPTS[name] for name in ("<|report|>", "<|json|>")}
-    return make_scripted_checkpoint(
-        folder, {**calls, **told, "<|done|>": ("Done", " with it.")}, TEMPLATE, corpus
-    )
+    scripts = {**calls, **told, "<|done|>": ("Done", " with it.")}
+    return make_scripted_checkpoint(folder, scripts, TEMPLATE, corpus, family)

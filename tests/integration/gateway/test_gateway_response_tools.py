@@ -13,6 +13,7 @@ from support.clients.tool_chat import script, tool_stack
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.responses import tools as response_tools
 from surestep_gateway.apis.responses.tools import LEFT_OUT
+from surestep_gateway.request.unsupported import INCLUDED
 from surestep_gateway.text.tokenizer import Tokenizer
 
 PATCH = '*** Begin Patch\n*** Add File: a.txt\n+"Zürich" \\ 🙂\n*** End Patch\n'
@@ -142,7 +143,8 @@ async def test_what_nobody_can_run_is_left_out(
     kinds = sorted(LEFT_OUT)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            body = (await respond(stack, tools=[*TOOLS, *({"type": one} for one in kinds)])).json()
+            asked = {"tools": [*TOOLS, *({"type": one} for one in kinds)], "include": INCLUDED}
+            body = (await respond(stack, **asked)).json()
     assert body["tools"] == TOOLS
     assert "web_search" not in prompt(stack, thinking)
     lines = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]

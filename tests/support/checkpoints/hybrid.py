@@ -83,7 +83,7 @@ def make_tiny_hybrid(
                 parameter.normal_(0, 1.0)
     model.to(dtype).save_pretrained(path)
     if mtp:
-        _add_mtp(path, initializer_range, dtype)
+        add_mtp(path, initializer_range, dtype)
     if tokenizer:
         make_tiny_tokenizer(path, vocab, _SIZES["max_position_embeddings"])
     return path
@@ -113,14 +113,23 @@ def _config(
     )
 
 
-def _add_mtp(path: Path, initializer_range: float, dtype: torch.dtype) -> None:
-    """An MTP head whose layer has the shapes of the model's last one."""
-    file = path / "model.safetensors"
-    tensors = load_file(file)
-    layer = f"layers.{_SIZES['num_hidden_layers'] - 1}."
-    width = _SIZES["hidden_size"]
+def add_mtp(
+    path: Path,
+    initializer_range: float,
+    dtype: torch.dtype = torch.float32,
+    reads: Tensor | None = None,
+) -> None:
+    """An MTP head whose layer has the shapes of the model's last one.
+
+    It `reads` the last token's embedding and the hidden state through this matrix, or a random one.
+    """
+    file, index = path / "model.safetensors", path / "config.json"
+    tensors, raw = load_file(file), json.loads(index.read_text())
+    sizes = raw.get("text_config", raw)
+    layer, width = f"layers.{sizes['num_hidden_layers'] - 1}.", sizes["hidden_size"]
+    random = torch.randn(width, 2 * width) * initializer_range
     head: dict[str, Tensor] = {
-        "mtp.fc.weight": torch.randn(width, 2 * width) * initializer_range,
+        "mtp.fc.weight": random if reads is None else reads,
         **{
             f"mtp.{name}.weight": torch.randn(width) * 0.2
             for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
@@ -133,7 +142,5 @@ def _add_mtp(path: Path, initializer_range: float, dtype: torch.dtype) -> None:
             head[f"mtp.layers.0.{name.split(layer)[1]}"] = own
     tensors |= {name: tensor.to(dtype) for name, tensor in head.items()}
     save_file(tensors, file, metadata={"format": "pt"})
-    index = path / "config.json"
-    raw = json.loads(index.read_text())
-    raw.get("text_config", raw)["mtp_num_hidden_layers"] = 1
+    sizes["mtp_num_hidden_layers"] = 1
     index.write_text(json.dumps(raw))

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from surestep_gateway.apis.responses.tools import LEFT_OUT
+
 _FOLDER = Path(__file__).parents[2] / "data" / "agents"
 
 
@@ -46,7 +48,7 @@ def _names(tool: dict[str, Any]) -> list[str]:
     if tool.get("type") == "namespace":
         space = "" if tool["name"] == "functions" else f"{tool['name']}__"
         return [space + one["name"] for one in tool["tools"]]
-    if tool.get("type") == "web_search":
+    if tool.get("type") in LEFT_OUT:
         return []
     function = tool.get("function", tool)
     return [function.get("name", tool.get("type"))]

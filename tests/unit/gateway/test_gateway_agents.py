@@ -34,6 +34,7 @@ def test_the_model_reads_all_of_it(
     assert "You are" in prompt
     assert "x-anthropic-billing-header" not in prompt
     if one.name.endswith("-result"):
-        assert "3 degrees" in prompt or "patch" in one.name or "namespace" in one.name
+        told = "picture", "patch", "namespace"
+        assert "3 degrees" in prompt or any(word in one.name for word in told)
     if template == "qwen3":  # the others show no tools
         assert [name for name in one.tools() if f'"{name}"' not in prompt] == []

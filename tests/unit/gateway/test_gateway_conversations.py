@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from support.clients.prompt_reader import TEMPLATES, Reader
+from surestep_common.errors import UnsupportedParameter
 from surestep_gateway.apis.messages.request import draft_message
 from surestep_gateway.apis.responses.request import draft_response
+from surestep_gateway.request.prepare import draft_chat
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
 @pytest.fixture
@@ -111,6 +113,53 @@ def test_results_of_any_kind_are_text(reader: Reader, content: Any, text: str) -
     result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
     turns = [said("user", "Hi"), said("assistant", [used]), said("user", [result])]
     assert f"\n{text}\n" in reader.read(draft_message, messages=turns)
+
+
+PICTURES: dict[str, tuple[Any, Any]] = {  # by the request's kind: a picture, and its result
+    "chat": (IMAGE, said("tool", "7 degrees", tool_call_id="c1")),
+    "message": (
+        {"type": "image", "source": {"type": "base64", "data": "AAAA"}},
+        said("user", [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}]),
+    ),
+    "response": (
+        {"type": "input_image", "image_url": IMAGE["image_url"]["url"]},
+        {"type": "function_call_output", "call_id": "c1", "output": "7 degrees"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_picture_that_a_tool_read_ends_no_session(
+    reader: Reader, kind: str, beside: bool
+) -> None:
+    """Clients put it behind the result, where it stays for good; others are refused."""
+    picture, result = PICTURES[kind]
+    asked, text = (
+        said("user", "Hi"),
+        {"type": "input_text" if kind == "response" else "text", "text": "See here:"},
+    )
+    called: Any = {
+        "chat": said("assistant", "", tool_calls=[CALL]),
+        "message": said("assistant", [{"type": "tool_use", "id": "c1", "name": "f", "input": {}}]),
+        "response": {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    }[kind]
+    shown = [said("user", [text]), said("user", [text, picture])]
+    answered = said("assistant", "So.")
+    behind = [*shown, answered] if beside else [answered, *shown]
+    messages = [asked, called, result, *behind, asked]
+    draft: Any = {"chat": draft_chat, "message": draft_message, "response": draft_response}[kind]
+    field = "input" if kind == "response" else "messages"
+    if beside:
+        prompt = reader.read(draft, **{field: messages})
+        note = f"[{picture['type']} left out: only text is read here]"
+        assert prompt.count(note) == 1
+        assert "AAAA" not in prompt
+        assert prompt.count("See here:") == 2
+        return
+    with pytest.raises(UnsupportedParameter) as refused:
+        reader.read(draft, **{field: messages})
+    assert picture["type"] in str(refused.value)
 
 
 BILL = "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch={};"

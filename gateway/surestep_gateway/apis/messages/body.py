@@ -76,16 +76,24 @@ class ToolResultBlock(Body):
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
+class MediaBlock(Body):
+    """A picture or document: left out beside a result, with a line that says so, else refused."""
+
+    type: Literal["image", "document"]
+
+
 Block = Annotated[
     Annotated[
         Annotated[TextBlock, Tag("<text>")]
         | Annotated[ThinkingBlock, Tag("<thinking>")]
         | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
         | Annotated[ToolUseBlock, Tag("<tool_use>")]
-        | Annotated[ToolResultBlock, Tag("<tool_result>")],
+        | Annotated[ToolResultBlock, Tag("<tool_result>")]
+        | Annotated[MediaBlock, Tag("<image>")]
+        | Annotated[MediaBlock, Tag("<document>")],
         Discriminator(_kind),
     ],
-    _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    _known("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document"),
 ]
 
 

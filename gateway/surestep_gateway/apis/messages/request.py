@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import orjson
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.apis.conversation import Conversation, Json, shared_fields
@@ -23,6 +23,7 @@ from surestep_gateway.text.text_processor import TextProcessor
 from .body import (
     Block,
     CountTokensRequest,
+    MediaBlock,
     Message,
     MessagesBody,
     MessagesRequest,
@@ -128,6 +129,12 @@ def _add_block(role: str, block: Block, place: str, conversation: Conversation) 
             parts = block.content or ""
             parts = [{"text": parts}] if isinstance(parts, str) else parts
             conversation.result(block.tool_use_id, "\n".join(map(result_part, parts)))
+        case MediaBlock() if role == "user" and conversation.after_result:
+            conversation.say(role, result_part({"type": block.type}))
+        case MediaBlock():
+            raise UnsupportedParameter(
+                f"{place}: no blocks of type '{block.type}' here", param=place
+            )
         case ThinkingBlock() if role == "assistant":
             conversation.think(block.thinking)
         case ToolUseBlock() if role == "assistant":

@@ -276,7 +276,8 @@ def _add(item: Item, place: str, conversation: Conversation) -> None:
         case MessageItem(role=role, content=content) if role in INSTRUCTING:
             conversation.instruct(_text(content, f"{place}.content"))
         case MessageItem(role=role, content=content):
-            _text(content, f"{place}.content")
+            if role != "user" or not conversation.after_result:
+                _text(content, f"{place}.content")  # refuses pictures
             conversation.say(role, content)
         case ReasoningItem(content=content, summary=summary):
             thought = [part.get("text") for part in content or summary or ()]
