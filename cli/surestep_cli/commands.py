@@ -23,23 +23,6 @@ from .api.server_url import URL, URL_IS
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
 
-class ImportGguf(Settings):
-    """Convert a GGUF file into a folder in Hugging Face format."""
-
-    gguf: CliPositionalArg[Path] = Field(description="GGUF file")
-    folder: CliPositionalArg[Path] = Field(description="folder to create")
-
-    def run(self, console: Console) -> int:
-        """Convert the file and name each stage as it starts."""
-        from surestep_worker.checkpoint.import_gguf import import_gguf
-
-        name = self.gguf.name
-        with console.status("loading the converter") as status:
-            import_gguf(self.gguf, self.folder, lambda stage: status.update(f"{name}: {stage}"))
-        console.print(f"{name} converted into {self.folder}", markup=False, soft_wrap=True)
-        return 0
-
-
 class Fetch(Settings):
     """Fetch a model as `serve` would and print its folder."""
 

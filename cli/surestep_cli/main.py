@@ -34,7 +34,7 @@ from surestep_common.process import die_with
 
 from .bench.command import Bench
 from .chat.command import Chat
-from .commands import Fetch, ImportGguf, NewSecret, Proto, RestartWorkers
+from .commands import Fetch, NewSecret, Proto, RestartWorkers
 from .monitor.commands import Status, Top
 from .settings.serve_settings import ServeSettings
 from .settings.vllm_commands import hint_for
@@ -111,7 +111,6 @@ COMMANDS = {
     "verify": Command(
         Verify, "see whether speculation or lost workers change a token", Verify.read
     ),
-    "import-gguf": Command(ImportGguf, "convert a GGUF file"),
     "fetch": Command(Fetch, "fetch a model and print its folder"),
     "status": Command(Status, "list the processes of a running server"),
     "restart-workers": Command(RestartWorkers, "replace the workers of a running server"),
