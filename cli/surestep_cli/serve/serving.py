@@ -106,7 +106,7 @@ def _spawn(
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             out, err = stack.enter_context(log.open("ab")).fileno(), STDOUT
-        return Popen(  # noqa: S603  # a command of ours, or of whoever calls
+        return Popen(  # noqa: S603  # a command of ours, or of the caller
             command, env=environ, stdin=DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
 
