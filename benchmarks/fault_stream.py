@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from surestep_cli.api.responses import DONE, payload_of
+from surestep_cli.api.sessions import stream
+from surestep_cli.api.stream import StreamEnded
+
+_FAILURE_CHARACTERS = 80  # in a cell of a table
 
 
 @dataclass(slots=True)
@@ -34,32 +36,19 @@ async def read(
     session: aiohttp.ClientSession, body: Mapping[str, Any], arrived: Callable[[int], None]
 ) -> Stream:
     """Read to the end; `arrived` is told how many tokens came. Never raises for a bad server."""
-    stream, done = Stream(), False
+    received = Stream()
     try:
-        async with session.post("/v1/completions", json=body) as response:
-            if response.status != 200:
-                stream.failure = f"HTTP {response.status}"
-                return stream
-            async for line in response.content:
-                payload = payload_of(line)
-                if payload == DONE:
-                    done = True
-                elif payload is not None:
-                    arrived(_take(stream, json.loads(payload)))
-    except TimeoutError:
-        stream.failure = stream.failure or "no token in time"
-    except aiohttp.ClientError as error:
-        stream.failure = stream.failure or type(error).__name__
-    if not done:
-        stream.failure = stream.failure or "broken off"
-    return stream
+        await stream(
+            session, "/v1/completions", body, lambda chunk: arrived(_take(received, chunk))
+        )
+    except StreamEnded as end:
+        received.failure = str(end)[:_FAILURE_CHARACTERS]
+    return received
 
 
-def _take(stream: Stream, chunk: Mapping[str, Any]) -> int:
-    if chunk.get("error"):
-        stream.failure = stream.failure or f"error: {chunk['error'].get('message', '')[:80]}"
+def _take(received: Stream, chunk: Mapping[str, Any]) -> int:
     new = [token for choice in chunk.get("choices", ()) for token in choice.get("token_ids") or ()]
     if new:
-        stream.times.append(time.monotonic())
-        stream.token_ids += new
+        received.times.append(time.monotonic())
+        received.token_ids += new
     return len(new)

@@ -6,23 +6,23 @@ import asyncio
 import contextlib
 import os
 import shlex
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, NamedTuple
 
 import aiohttp
 from surestep_cli.bench.load import run_load
+from surestep_cli.serve.serving import running
 from surestep_common.errors import InvalidRequest
 
 Probe = Callable[[], Awaitable[bool]]
 
 _POLL_S = 0.05
 _PROBE_TIMEOUT_S = 60.0
-_STOP_GRACE_S = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
@@ -37,7 +37,7 @@ class Start(NamedTuple):
 class Launched:
     """A command that was started at `started` on the monotonic clock."""
 
-    process: asyncio.subprocess.Process
+    process: Popen[bytes]
     started: float
     log_path: Path
 
@@ -48,7 +48,7 @@ class Launched:
         """
         async with asyncio.timeout(timeout_s):
             while not await probe():
-                if self.process.returncode is not None:
+                if self.process.poll() is not None:
                     raise RuntimeError(
                         f"exit status {self.process.returncode} before the first token; "
                         f"see {self.log_path}"
@@ -85,15 +85,8 @@ def cpu_seconds(pid: int) -> dict[str, float]:
 async def launched(command: str, log_path: Path) -> AsyncIterator[Launched]:
     """Run `command` with its output appended to `log_path`; on exit stop it and all it started."""
     started = time.monotonic()
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), stdout=log, stderr=log, start_new_session=True
-        )
-    try:
+    async with running(shlex.split(command), log_path) as process:
         yield Launched(process, started, log_path)
-    finally:
-        await _stop(process)
 
 
 async def http_first_token(url: str, extra: Mapping[str, Any] | None = None) -> bool:
@@ -111,12 +104,3 @@ async def http_first_token(url: str, extra: Mapping[str, Any] | None = None) -> 
     except (aiohttp.ClientError, TimeoutError, InvalidRequest):
         return False
     return report.num_errors == 0
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError, TimeoutError):
-        process.terminate()
-        await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

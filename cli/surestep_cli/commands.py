@@ -1,4 +1,4 @@
-"""The commands that are a few lines each."""
+"""The commands that are a few lines each: their flags and what they do."""
 
 from __future__ import annotations
 
@@ -10,104 +10,50 @@ from importlib.resources import files
 from pathlib import Path
 
 import surestep_proto
-from pydantic import SecretStr
+from pydantic import Field, FilePath, SecretStr
+from pydantic_settings import CliImplicitFlag, CliPositionalArg
 from rich.console import Console
+from surestep_common.config import Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 
 from .api.http import api_root, call
-from .serve.hub import ModelSource
-from .serve.model_source import resolve
-from .serve.wiring import SECRET_BYTES
+from .api.keys import one_key
+from .api.server_url import URL, URL_IS
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
 
-def fetch(
-    model: str | None, link: Path | None, source: ModelSource, console: Console, *, text_only: bool
-) -> None:
-    """Print the folder of `model` on stdout, alone on its line for use in scripts.
+class Fetch(Settings):
+    """Fetch a model as `serve` would and print its folder."""
 
-    With `link`, that path becomes a symbolic link to the folder. Raises InvalidRequest when
-    something else is there, Unavailable when it cannot be written.
-    """
-    folder = resolve(model, console, source, text_only=text_only)
-    if link is not None:
-        _point(link, folder.path)
-    Console(soft_wrap=True, highlight=False).print(str(folder.path), markup=False)
+    model: CliPositionalArg[str | None] = Field(
+        default=None, description="folder, GGUF file or hub id; none = the default model"
+    )
+    link: Path | None = Field(
+        default=None, description="symbolic link to create or to point to the folder"
+    )
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit of a model of the hub"
+    )
+    text_only: CliImplicitFlag[bool] = Field(
+        default=False, description="leave out the weights of a model of the hub: for a gateway"
+    )
 
+    def run(self, console: Console) -> int:
+        """Print the folder on stdout, alone on its line for use in scripts.
 
-def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
-    """Convert `gguf` and name each stage as it starts."""
-    from surestep_worker.checkpoint.import_gguf import import_gguf as convert
+        Raise InvalidRequest when something other than a link is at `link`, Unavailable when the
+        link cannot be written.
+        """
+        from .serve.hub import ModelSource
+        from .serve.model_source import resolve
 
-    with console.status("loading the converter") as status:
-        convert(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))
-    console.print(f"{gguf.name} converted into {folder}", markup=False, soft_wrap=True)
-
-
-def restart_workers(url: str, admin_key: SecretStr, reason: str | None, console: Console) -> int:
-    """Have every worker replaced and print the result. Raise Unavailable, Unauthenticated."""
-    try:
-        answer = call(
-            f"{api_root(url)}/admin/workers/restart",
-            {"reason": reason} if reason else {},
-            api_key=admin_key,
-            timeout_s=_RESTART_S,
-        )
-    except OSError as error:
-        raise Unavailable(f"no answer from {url}: {error}") from error
-    body = answer.body or {}
-    for one in body.get("restarted", ()):
-        console.print(
-            f"{one['scheduler']}: {one['num_ranks']} workers replaced, serving again after"
-            f" {one['seconds']:.1f} s",
-            markup=False,
-        )
-    if answer.status != 200:
-        message = body.get("error", {}).get("message", f"HTTP {answer.status}")
-        raise Unavailable(f"{body.get('failed', url)}: {message}")
-    return 0
-
-
-def new_secret(path: Path) -> None:
-    """Write a new secret to a file unless it exists: several services may try at once.
-
-    Raise Unavailable when it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as scratch:
-            scratch.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
-            scratch.flush()
-            with contextlib.suppress(FileExistsError):
-                os.link(scratch.name, path)  # whole, or not at all
-    except OSError as error:
-        raise Unavailable(f"cannot write {path}: {error.strerror}") from error
-
-
-def proto(folder: Path | None) -> None:
-    """Print the .proto files on stdout, or write them below `folder` as they import each other.
-
-    Raises Unavailable when they cannot be written.
-    """
-    package = files(surestep_proto)
-    texts = {
-        f"{package.name}/{file.name}": file.read_text()
-        for file in sorted(package.iterdir(), key=lambda entry: entry.name)
-        if file.name.endswith(".proto")
-    }
-    if folder is None:
-        out = Console(soft_wrap=True, highlight=False)
-        for name, text in texts.items():
-            out.print(f"// {name}\n{text}", markup=False, emoji=False)
-        return
-    try:
-        for name, text in texts.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    except OSError as error:
-        raise Unavailable(f"cannot write into {folder}: {error.strerror}") from error
+        source = ModelSource(self.revision)
+        folder = resolve(self.model, console, source, text_only=self.text_only)
+        if self.link is not None:
+            _point(self.link, folder.path)
+        Console(soft_wrap=True, highlight=False).print(str(folder.path), markup=False)
+        return 0
 
 
 def _point(link: Path, target: Path) -> None:
@@ -119,3 +65,95 @@ def _point(link: Path, target: Path) -> None:
         fresh.replace(link)  # a reader sees the old target or the new one
     except OSError as error:
         raise Unavailable(f"cannot write the link {link}: {error.strerror}") from error
+
+
+class RestartWorkers(Settings):
+    """Replace the workers of a running server, one scheduler after the other; requests go on."""
+
+    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
+    admin_api_key: SecretStr | None = Field(
+        default=None, description="the server's --admin-api-key"
+    )
+    admin_api_key_file: FilePath | None = Field(
+        default=None, description="file that holds it, in its place"
+    )
+    reason: str | None = Field(default=None, description="for the server's log")
+
+    def run(self, console: Console) -> int:
+        """Print what was replaced. Return 0 when everything serves again.
+
+        Raise InvalidRequest without a key, Unavailable.
+        """
+        key = one_key(self.admin_api_key, self.admin_api_key_file)
+        if key is None:
+            raise InvalidRequest("--admin-api-key or --admin-api-key-file is needed")
+        path = f"{api_root(self.url)}/admin/workers/restart"
+        reason = {"reason": self.reason} if self.reason else {}
+        try:
+            answer = call(path, reason, api_key=key, timeout_s=_RESTART_S)
+        except OSError as error:
+            raise Unavailable(f"no answer from {self.url}: {error}") from error
+        body = answer.body or {}
+        out = Console(highlight=False)
+        for one in body.get("restarted", ()):
+            replaced = f"{one['scheduler']}: {one['num_ranks']} workers replaced"
+            out.print(f"{replaced}, serving again after {one['seconds']:.1f} s", markup=False)
+        if answer.status != 200:
+            message = body.get("error", {}).get("message", f"HTTP {answer.status}")
+            raise Unavailable(f"{body.get('failed', self.url)}: {message}")
+        return 0
+
+
+class NewSecret(Settings):
+    """Draw a secret for --grpc-secret-file, unless the file is there already."""
+
+    file: CliPositionalArg[Path] = Field(description="file to create, for its owner's eyes only")
+
+    def run(self, console: Console) -> int:
+        """Write the file whole or not at all: several services may try at once.
+
+        Raise Unavailable when it cannot be written.
+        """
+        from .serve.wiring import SECRET_BYTES
+
+        folder, prefix = self.file.parent, f".{self.file.name}."
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, prefix=prefix) as scratch:
+                scratch.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
+                scratch.flush()
+                with contextlib.suppress(FileExistsError):
+                    os.link(scratch.name, self.file)
+        except OSError as error:
+            raise Unavailable(f"cannot write {self.file}: {error.strerror}") from error
+        return 0
+
+
+class Proto(Settings):
+    """Print the protocol, for clients in other languages, or write its files into a folder."""
+
+    folder: CliPositionalArg[Path | None] = Field(
+        default=None, description="folder to write surestep_proto/*.proto into; none = stdout"
+    )
+
+    def run(self, console: Console) -> int:
+        """Keep the files' places, by which they import each other. Raise Unavailable."""
+        package = files(surestep_proto)
+        texts = {
+            f"{package.name}/{file.name}": file.read_text()
+            for file in sorted(package.iterdir(), key=lambda entry: entry.name)
+            if file.name.endswith(".proto")
+        }
+        if self.folder is None:
+            out = Console(soft_wrap=True, highlight=False)
+            for name, text in texts.items():
+                out.print(f"// {name}\n{text}", markup=False, emoji=False)
+            return 0
+        try:
+            for name, text in texts.items():
+                path = self.folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        except OSError as error:
+            raise Unavailable(f"cannot write into {self.folder}: {error.strerror}") from error
+        return 0

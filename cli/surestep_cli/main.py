@@ -1,22 +1,21 @@
-"""The `surestep` command: reads settings, then hands over to one module per subcommand.
+"""The `surestep` command: a table of commands, each a settings class with a method `run`.
 
-Each subcommand is a settings class whose `run` imports its implementation, so that `--help` and
-wrong flags are answered without loading anything heavy.
+`run` imports its implementation, so that `--help` and wrong flags are answered without loading
+anything heavy.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
-from pydantic import Field, FilePath, SecretStr
+from pydantic import Field, create_model
 from pydantic_settings import (
     BaseSettings,
     CliImplicitFlag,
-    CliPositionalArg,
     CliSubCommand,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -30,13 +29,12 @@ from surestep_common.config import (
     load,
     parent_pid,
 )
-from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.errors import SurestepError
 from surestep_common.process import die_with
 
-from .api.keys import one_key
-from .api.server_url import URL, URL_IS
 from .bench.command import Bench
 from .chat.command import Chat
+from .commands import Fetch, NewSecret, Proto, RestartWorkers
 from .monitor.commands import Status, Top
 from .settings.serve_settings import ServeSettings
 from .settings.vllm_commands import hint_for
@@ -45,12 +43,41 @@ _ERROR = 1  # exit status
 _INTERRUPTED = 130
 
 
+class Runnable(Protocol):
+    """A command whose words were read."""
+
+    def run(self, console: Console) -> int:
+        """Return the exit status. Raise SurestepError."""
+
+
+class Text(NamedTuple):
+    """A text that was asked for, such as help."""
+
+    text: str
+
+    def run(self, console: Console) -> int:
+        sys.stdout.write(self.text)
+        return 0
+
+
 class Serve(ServeSettings):
     """Serve a model over HTTP with gateway, scheduler and workers on this machine.
 
     Each flag --some-flag is also the variable SURESTEP_SOME_FLAG and the key some_flag of the YAML
     file that --config names; a flag beats a variable, a variable beats the file.
     """
+
+    @classmethod
+    def read(cls, arguments: list[str]) -> Runnable:
+        """Read flags in vLLM's forms too, and topics of help."""
+        for word in arguments:
+            if word in ("-h", "--help") or word.startswith("--help="):
+                from .settings.help import help_text
+
+                topic = word.partition("=")[2] or None
+                return Text(help_text(cls, topic, shutil.get_terminal_size().columns))
+        die_with(parent_pid())
+        return cls.load(arguments)
 
     def run(self, console: Console) -> int:
         from .serve.launcher import launch
@@ -61,93 +88,41 @@ class Serve(ServeSettings):
 class Verify(Settings):
     """See whether speculation, company or lost workers change a token of a model's answers."""
 
+    @classmethod
+    def read(cls, arguments: list[str]) -> Runnable:
+        """Read a few flags of its own and, for the server that it starts, those of `serve`."""
+        from .verify.options import VerifyArguments, verify_help
 
-class ImportGguf(Settings):
-    """Convert a GGUF file into a folder in Hugging Face format."""
-
-    gguf: CliPositionalArg[Path] = Field(description="GGUF file")
-    folder: CliPositionalArg[Path] = Field(description="folder to create")
-
-    def run(self, console: Console) -> int:
-        from .commands import import_gguf
-
-        import_gguf(self.gguf, self.folder, console)
-        return 0
+        if {"-h", "--help"} & set(arguments):
+            return Text(verify_help())
+        return VerifyArguments.of(arguments)
 
 
-class Fetch(Settings):
-    """Fetch a model as `serve` would and print its folder."""
+class Command(NamedTuple):
+    """A command: its settings, its line of help, and a reader of its own, if it has one."""
 
-    model: CliPositionalArg[str | None] = Field(
-        default=None, description="folder, GGUF file or hub id; none = the default model"
-    )
-    link: Path | None = Field(
-        default=None, description="symbolic link to create or to point to the folder"
-    )
-    revision: str | None = Field(
-        default=None, description="branch, tag or commit of a model of the hub"
-    )
-    text_only: CliImplicitFlag[bool] = Field(
-        default=False, description="leave out the weights of a model of the hub: for a gateway"
-    )
-
-    def run(self, console: Console) -> int:
-        from .commands import fetch
-        from .serve.hub import ModelSource
-
-        fetch(self.model, self.link, ModelSource(self.revision), console, text_only=self.text_only)
-        return 0
+    settings: type[Settings]
+    about: str
+    read: Callable[[list[str]], Runnable] | None = None
 
 
-class RestartWorkers(Settings):
-    """Replace the workers of a running server, one scheduler after the other; requests go on."""
-
-    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
-    admin_api_key: SecretStr | None = Field(
-        default=None, description="the server's --admin-api-key"
-    )
-    admin_api_key_file: FilePath | None = Field(
-        default=None, description="file that holds it, in its place"
-    )
-    reason: str | None = Field(default=None, description="for the server's log")
-
-    def run(self, console: Console) -> int:
-        """Return the exit status: 0 when everything serves again."""
-        from .commands import restart_workers
-
-        key = one_key(self.admin_api_key, self.admin_api_key_file)
-        if key is None:
-            raise InvalidRequest("--admin-api-key or --admin-api-key-file is needed")
-        return restart_workers(self.url, key, self.reason, Console(highlight=False))
+COMMANDS = {
+    "serve": Command(Serve, "serve a model on this machine", Serve.read),
+    "verify": Command(
+        Verify, "see whether speculation or lost workers change a token", Verify.read
+    ),
+    "fetch": Command(Fetch, "fetch a model and print its folder"),
+    "status": Command(Status, "list the processes of a running server"),
+    "restart-workers": Command(RestartWorkers, "replace the workers of a running server"),
+    "new-secret": Command(NewSecret, "draw a secret for services that are started one by one"),
+    "proto": Command(Proto, "print or write the .proto files"),
+    "top": Command(Top, "watch a running server"),
+    "chat": Command(Chat, "talk to a running server"),
+    "bench": Command(Bench, "measure a running server"),
+}
 
 
-class NewSecret(Settings):
-    """Draw a secret for --grpc-secret-file, unless the file is there already."""
-
-    file: CliPositionalArg[Path] = Field(description="file to create, for its owner's eyes only")
-
-    def run(self, console: Console) -> int:
-        from .commands import new_secret
-
-        new_secret(self.file)
-        return 0
-
-
-class Proto(Settings):
-    """Print the protocol, for clients in other languages, or write its files into a folder."""
-
-    folder: CliPositionalArg[Path | None] = Field(
-        default=None, description="folder to write surestep_proto/*.proto into; none = stdout"
-    )
-
-    def run(self, console: Console) -> int:
-        from .commands import proto
-
-        proto(self.folder)
-        return 0
-
-
-class Surestep(BaseSettings):
+class _Surestep(BaseSettings):
     """LLM serving whose speculative decoding you can leave on."""
 
     model_config = SettingsConfigDict(
@@ -160,23 +135,6 @@ class Surestep(BaseSettings):
     )
 
     version: CliImplicitFlag[bool] = Field(default=False, description="print the version and exit")
-    serve: CliSubCommand[Serve] = Field(description="serve a model on this machine")
-    verify: CliSubCommand[Verify] = Field(
-        description="see whether speculation or lost workers change a token"
-    )
-    import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
-    fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")
-    status: CliSubCommand[Status] = Field(description="list the processes of a running server")
-    restart_workers: CliSubCommand[RestartWorkers] = Field(
-        description="replace the workers of a running server"
-    )
-    new_secret: CliSubCommand[NewSecret] = Field(
-        description="draw a secret for services that are started one by one"
-    )
-    proto: CliSubCommand[Proto] = Field(description="print or write the .proto files")
-    top: CliSubCommand[Top] = Field(description="watch a running server")
-    chat: CliSubCommand[Chat] = Field(description="talk to a running server")
-    bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
     def settings_customise_sources(
@@ -190,6 +148,21 @@ class Surestep(BaseSettings):
         """Read the name of the command from the command line only."""
         return (init_settings,)
 
+    def run(self, console: Console) -> int:
+        """Refuse to do nothing."""
+        console.print("surestep: which command? `surestep --help` lists them")
+        return USAGE_ERROR
+
+
+_FIELDS: dict[str, Any] = {
+    name.replace("-", "_"): (
+        cast(Any, CliSubCommand)[command.settings],
+        Field(description=command.about),
+    )
+    for name, command in COMMANDS.items()
+}
+Surestep = create_model("Surestep", __base__=_Surestep, __doc__=_Surestep.__doc__, **_FIELDS)
+
 
 def main() -> None:
     """Entry point of the console script."""
@@ -197,75 +170,30 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
+    """Run one command and return its exit status. SystemExit for wrong flags and most help."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         hide_progress_bars()
-    if arguments[:1] == ["serve"]:
-        return _serve(arguments[1:], console)
-    if arguments[:1] == ["verify"]:
-        return _verify(arguments[1:], console)
     if (hint := hint_for(arguments)) is not None:
         console.print(f"surestep: {hint}", soft_wrap=True)
         return USAGE_ERROR
-    top = load(Surestep, ["--version"] if arguments == ["-v"] else arguments)
-    if top.version:
-        Console(highlight=False).print(f"surestep {_version()}")
-        return 0
-    command = get_subcommand(top, is_required=False)
-    if command is None:
-        console.print("surestep: which command? `surestep --help` lists them")
-        return USAGE_ERROR
-    assert isinstance(
-        command,
-        ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Top | Chat | Bench,
-    )
-    return _run(command, console)
-
-
-def _serve(arguments: list[str], console: Console) -> int:
-    for word in arguments:
-        if word in ("-h", "--help") or word.startswith("--help="):
-            from .settings.help import help_text
-
-            topic = word.partition("=")[2] or None
-            sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
-            return 0
-    die_with(parent_pid())
-    return _run(Serve.load(arguments), console)
-
-
-def _verify(arguments: list[str], console: Console) -> int:
-    from .verify.options import VerifyArguments, verify_help
-
-    if {"-h", "--help"} & set(arguments):
-        sys.stdout.write(verify_help())
-        return 0
-    asking = VerifyArguments.of(arguments)
     try:
-        from .verify.command import verify
-    except ImportError as error:
-        hint = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
-        console.print(hint, markup=False)
-        return _ERROR
-    try:
-        return verify(asking, console)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-
-
-class _Command(Protocol):
-    def run(self, console: Console) -> int: ...
-
-
-def _run(command: _Command, console: Console) -> int:
-    try:
-        return command.run(console)
+        return _read(arguments).run(console)
     except SurestepError as error:
         console.print(f"surestep: {error}", markup=False, soft_wrap=True)
         return _ERROR
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _read(arguments: list[str]) -> Runnable:
+    command = COMMANDS.get(next(iter(arguments), ""))
+    if command is not None and command.read is not None:
+        return command.read(arguments[1:])
+    top = load(Surestep, ["--version"] if arguments == ["-v"] else arguments)
+    if top.version:
+        return Text(f"surestep {_version()}\n")
+    return cast(Runnable, get_subcommand(top, is_required=False) or top)
 
 
 def _version() -> str:

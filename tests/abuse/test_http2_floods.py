@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from support.clients.http2_frames import (
     stream_ids,
 )
 from support.processes.stack import Stack, serve
+from surestep_cli.api.stream import events
 
 pytestmark = pytest.mark.timeout(120)
 _FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "0.01")
@@ -126,11 +126,10 @@ def neighbour(stack: Stack) -> tuple[tuple[int, ...], float]:
     ids, times = list[int](), [time.monotonic()]
     with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as answer:
         assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                times.append(time.monotonic())
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                ids += choice["token_ids"]
+        for event in events(line.encode() for line in answer.iter_lines()):
+            times.append(time.monotonic())
+            (choice,) = event["choices"]
+            ids += choice["token_ids"]
     assert len(ids) == body["max_tokens"]
     return tuple(ids), max(b - a for a, b in itertools.pairwise(times))
 

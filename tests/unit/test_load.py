@@ -117,7 +117,7 @@ async def test_sends_the_same_bodies_for_the_same_seed() -> None:
     ("events", "done", "kind"),
     [
         ([text("a"), {"error": {"message": "gone"}}], True, "error in the stream"),
-        ([text("a"), usage(4)], False, "stream ended without [DONE]"),
+        ([text("a"), usage(4)], False, "the stream ended without [DONE]"),
         ([text("a"), usage(3)], True, "fewer tokens than asked for"),
     ],
 )
@@ -159,7 +159,7 @@ async def test_counts_refusals_by_status_and_keeps_the_message() -> None:
 
     async with serving(reply) as url:
         report = await load(url)
-    assert report.errors == {"http 429": 6}
+    assert report.errors == {"HTTP 429": 6}
     assert "queue full" in (report.error_sample or "")
 
 
@@ -247,7 +247,7 @@ async def test_tires_of_a_server_that_stays_unready_but_not_of_one_that_refuses(
         return web.json_response({"error": {"message": "who are you?"}}, status=401)
 
     async with serving(loading) as url:
-        with pytest.raises(Unavailable, match=r"not ready: http 503: .*loading"):
+        with pytest.raises(Unavailable, match=r"not ready: HTTP 503: .*loading"):
             await load(url, ready_timeout_s=1e-3)
     with pytest.raises(ClientConnectorError):  # its port is closed now
         await load(url, ready_timeout_s=1e-3)
@@ -255,7 +255,7 @@ async def test_tires_of_a_server_that_stays_unready_but_not_of_one_that_refuses(
         with pytest.raises(ClientResponseError, match="401"):
             await load(url, ready_timeout_s=60)
         report = await load(url, "m", ready_timeout_s=60)
-    assert report.errors == {"http 401": 6}
+    assert report.errors == {"HTTP 401": 6}
 
 
 def test_prompts_depend_on_index_seed_and_kind_alone() -> None:

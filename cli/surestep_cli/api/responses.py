@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
 
-DONE = b"[DONE]"  # the payload at the end of a stream
-_DATA = b"data:"
+
+def message_of(body: Any) -> str:
+    """Return the message of an OpenAI API error, with its parameter."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return str(error or body)
+    param = f" ({error['param']})" if error.get("param") else ""
+    return f"{error.get('message')}{param}"
 
 
-def payload_of(line: bytes) -> bytes | None:
-    """Return the payload of a line of an event stream; None for a line without one."""
-    return line[len(_DATA) :].strip() if line.startswith(_DATA) else None
+def message_in(text: str) -> str:
+    """Return the message of an error's body, which may be no JSON."""
+    try:
+        return message_of(json.loads(text))
+    except ValueError:
+        return text.strip()
 
 
 def model_card(models: Any, name: str | None = None) -> dict[str, Any]:

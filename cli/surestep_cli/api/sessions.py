@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import SecretStr
 from surestep_common.tls import context_of_client
 
 from .http import api_root, unix_socket
+from .stream import EventReader, StreamEnded
 
 _MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 
@@ -39,26 +41,47 @@ def open_session(
     )
 
 
-async def post(
-    session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
-) -> tuple[aiohttp.ClientResponse, int]:
-    """POST `body` as JSON. Return the response and how often it was sent anew.
+async def stream(
+    session: aiohttp.ClientSession,
+    path: str,
+    body: Mapping[str, Any],
+    take: Callable[[dict[str, Any]], object],
+    sent_anew: Callable[[], object] = lambda: None,
+) -> None:
+    """POST a request and hand each event of its stream to `take`. Raise StreamEnded."""
+    reader = EventReader()
+    try:
+        async with await _post(session, path, body, sent_anew) as response:
+            if response.status != HTTPStatus.OK:
+                raise StreamEnded.refused(response.status, await response.text())
+            async for line in response.content:
+                if (event := reader.feed(line)) is not None:
+                    take(event)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise StreamEnded.because(error) from error
+    reader.end()
+
+
+async def _post(
+    session: aiohttp.ClientSession,
+    path: str,
+    body: Mapping[str, Any],
+    sent_anew: Callable[[], object],
+) -> aiohttp.ClientResponse:
+    """POST `body` as JSON, once more where a connection was closed that had been kept alive.
 
     A server may close a connection that it kept alive just as a request comes (RFC 9112, 9.3.1),
     and llama.cpp's does so after every stream without a word; aiohttp repeats only methods that are
     idempotent. What breaks on a connection of its own, or after the response began, is raised.
     """
-    times = 0
     while True:
         connection = _Connection()
         try:
-            response = await session.post(path, json=body, trace_request_ctx=connection)
+            return await session.post(path, json=body, trace_request_ctx=connection)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not connection.reused:
                 raise
-            times += 1
-        else:
-            return response, times
+            sent_anew()
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_cli.api.responses import DONE, model_card, payload_of
-from surestep_cli.api.sessions import post
+from surestep_cli.api.responses import model_card
+from surestep_cli.api.sessions import stream
+from surestep_cli.api.stream import UNFINISHED, StreamEnded
 
 _POLL_S = 0.2
-_UNREADY = ("http 503", "ClientConnectorError", "ServerDisconnectedError", "ClientOSError")
+_UNREADY = ("HTTP 503", "ClientConnectorError", "ServerDisconnectedError", "ClientOSError")
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Trace:
     arrivals: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
-    done: bool = False  # by [DONE], or by a finish reason where a server has no [DONE]
+    finished: bool = False  # by a finish reason: some servers have no [DONE]
     error: str | None = None
     error_detail: str = ""
     reconnects: int = 0
@@ -39,31 +39,19 @@ class Trace:
         """As the server counts them; a chunk each where it does not say."""
         return self.usage.get("completion_tokens", len(self.arrivals))
 
-    def feed(self, line: bytes) -> None:
-        """Parse one line of the stream. Raise ValueError when it is malformed."""
-        payload = payload_of(line)
-        if payload is None:
-            return
-        if payload == DONE:
-            self.done = True
-            return
+    def take(self, chunk: Mapping[str, Any]) -> None:
+        """Add an event of the stream."""
         now = time.perf_counter()
-        chunk = json.loads(payload)
-        if chunk.get("error") is not None:
-            self.fail("error in the stream", json.dumps(chunk["error"]))
-            return
         self.usage = chunk.get("usage") or self.usage
         choices = chunk.get("choices", ())
-        self.done |= any(c.get("finish_reason") for c in choices)
+        self.finished |= any(c.get("finish_reason") for c in choices)
         output = [c for c in choices if c.get("text") or c.get("token_ids")]
         if output:
             self.arrivals.append(now)
             self.texts += [c.get("text") or "" for c in output]
 
-    def fail(self, kind: str, detail: str = "") -> None:
-        """Record a failure; the first one counts."""
-        if self.error is None:
-            self.error, self.error_detail = kind, detail[:500]
+    def count_reconnect(self) -> None:
+        self.reconnects += 1
 
 
 async def request(session: aiohttp.ClientSession, body: Mapping[str, Any], at_least: int) -> Trace:
@@ -73,22 +61,14 @@ async def request(session: aiohttp.ClientSession, body: Mapping[str, Any], at_le
     """
     trace = Trace(sent=time.perf_counter())
     try:
-        response, trace.reconnects = await post(session, "v1/completions", body)
-        async with response:
-            if response.status == HTTPStatus.OK:
-                async for line in response.content:
-                    trace.feed(line)
-            else:
-                trace.fail(f"http {response.status}", await response.text())
-    except TimeoutError:
-        trace.fail("timeout")
-    except (aiohttp.ClientError, ValueError) as error:
-        trace.fail(type(error).__name__, str(error))
+        await stream(session, "v1/completions", body, trace.take, trace.count_reconnect)
+    except StreamEnded as end:
+        if end.kind != UNFINISHED or not trace.finished:
+            trace.error, trace.error_detail = end.kind, end.detail[:500]
     trace.ended = time.perf_counter()
-    if not trace.done:
-        trace.fail("stream ended without [DONE]")
-    elif trace.num_tokens < at_least:
-        trace.fail("fewer tokens than asked for", f"{trace.num_tokens} of {at_least}")
+    if trace.error is None and trace.num_tokens < at_least:
+        trace.error = "fewer tokens than asked for"
+        trace.error_detail = f"{trace.num_tokens} of {at_least}"
     return trace
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import SecretStr
-from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.errors import Unavailable
 
 from surestep_cli.api.http import api_root, call, posted
-from surestep_cli.api.responses import DONE, model_card, payload_of
+from surestep_cli.api.responses import model_card
+from surestep_cli.api.stream import StreamEnded, events
 
 _MODELS_TIMEOUT_S = 10.0
 _MOST_ERROR_BYTES = 64 << 10
@@ -72,9 +71,10 @@ class Conversation:
         try:
             with posted(url, self.body(), api_key=self.api_key, timeout_s=self.timeout_s) as stream:
                 if stream.status != 200:
-                    raise _refusal(stream.status, stream.read(_MOST_ERROR_BYTES))
+                    body = stream.read(_MOST_ERROR_BYTES).decode(errors="replace")
+                    raise StreamEnded.refused(stream.status, body)
                 with contextlib.suppress(KeyboardInterrupt):
-                    for chunk in _events(stream):
+                    for chunk in events(stream):
                         _take(heard, chunk, piece)
         except OSError as error:
             raise Unavailable(f"no answer from {self.url}: {error}") from error
@@ -92,24 +92,6 @@ def first_model(url: str, api_key: SecretStr | None) -> str:
         message = (answer.body or {}).get("error", {}).get("message", f"HTTP {answer.status}")
         raise Unavailable(f"{url} names no model: {message}")
     return str(model_card(answer.body)["id"])
-
-
-def _events(stream: Any) -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a stream. Raise Unavailable when it ends early."""
-    for line in stream:
-        payload = payload_of(line)
-        if payload is None:
-            continue
-        if payload == DONE:
-            return
-        try:
-            chunk = json.loads(payload)
-        except ValueError as error:
-            raise Unavailable(f"no stream of a chat: {error}") from error
-        if chunk.get("error"):
-            raise Unavailable(str(chunk["error"].get("message", chunk["error"])))
-        yield chunk
-    raise Unavailable("the answer broke off")
 
 
 def _take(heard: Reply, chunk: dict[str, Any], piece: OnPiece) -> None:
@@ -130,12 +112,3 @@ def _take(heard: Reply, chunk: dict[str, Any], piece: OnPiece) -> None:
         if content:
             heard.content += content
             piece(content, reasoning=False)
-
-
-def _refusal(status: int, body: bytes) -> SurestepError:
-    try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body.decode(errors="replace").strip()
-    kind = InvalidRequest if status < 500 else Unavailable
-    return kind(f"HTTP {status}: {message}")

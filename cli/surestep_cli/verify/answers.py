@@ -13,11 +13,14 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.responses import DONE, payload_of
+from surestep_cli.api.responses import message_in
+from surestep_cli.api.sessions import stream
+from surestep_cli.api.stream import StreamEnded
 
 from .prompts import VerifyPrompt
 
 _FAILURE_CHARACTERS = 300
+_ONLY_TEXT = "the server sends no token ids (return_token_ids), texts alone prove little"
 _REFUSALS = (400, 404, 422, 501)
 _OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the delta of a chat
 
@@ -44,7 +47,6 @@ class Answer:
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
     failure: str | None = None
     refused: bool = False  # before anything was computed, as a mistake of the request
-    done: bool = False
     has_text: bool = False
 
     @property
@@ -58,23 +60,8 @@ class Answer:
         times = [moment for moment, _ in self.arrivals]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
-    def fail(self, reason: str) -> None:
-        """Record a failure; the first one counts."""
-        if self.failure is None:
-            self.failure = reason[:_FAILURE_CHARACTERS]
-
-    def feed(self, line: bytes) -> int:
-        """Parse one line of the stream and return its number of tokens. Raise ValueError."""
-        payload = payload_of(line)
-        if payload is None:
-            return 0
-        if payload == DONE:
-            self.done = True
-            return 0
-        chunk = json.loads(payload)
-        if chunk.get("error"):
-            self.fail(f"error in the stream: {message_of(chunk)}")
-            return 0
+    def take(self, chunk: Mapping[str, Any]) -> int:
+        """Add an event of the stream and return its number of tokens."""
         return sum(self._take(choice) for choice in chunk.get("choices", ()))
 
     def _take(self, piece: Mapping[str, Any]) -> int:
@@ -103,22 +90,15 @@ async def ask(
     answer = Answer()
     body = {**prompt.body, **options, "stream": True, "return_token_ids": True}
     try:
-        async with session.post(prompt.path, json=body) as response:
-            if response.status != 200:
-                text = await response.text()
-                answer.fail(f"HTTP {response.status}: {_message_in(text)}")
-                answer.refused = response.status in _REFUSALS
-                return answer
-            async for line in response.content:
-                heard(answer.feed(line))
-    except TimeoutError:
-        answer.fail("no token for too long (--patience-s)")
-    except (aiohttp.ClientError, ValueError) as error:
-        answer.fail(f"{type(error).__name__}: {error}")
-    if not answer.done:
-        answer.fail("the stream ended without [DONE]")
-    elif answer.has_text and not answer.num_tokens:
-        answer.fail("the server sends no token ids (return_token_ids), texts alone prove little")
+        await stream(session, prompt.path, body, lambda chunk: heard(answer.take(chunk)))
+    except StreamEnded as end:
+        late = end.kind == "timeout"
+        reason = "no token for too long (--patience-s)" if late else str(end)
+        answer.failure = reason[:_FAILURE_CHARACTERS]
+        answer.refused = end.status in _REFUSALS
+    else:
+        if answer.has_text and not answer.num_tokens:
+            answer.failure = _ONLY_TEXT
     return answer
 
 
@@ -128,7 +108,7 @@ async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str
         async with session.post(path, json=body) as response:
             text = await response.text()
             if response.status != 200:
-                why = _message_in(text)
+                why = message_in(text)
                 raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
             return json.loads(text)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -150,27 +130,11 @@ async def get_text(session: aiohttp.ClientSession, path: str) -> str:
         async with session.get(path) as response:
             text = await response.text()
             if response.status != 200:
-                why = _message_in(text)
+                why = message_in(text)
                 raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
             return text
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unavailable(f"no answer to /{path}: {error or 'too late'}") from error
-
-
-def message_of(body: Any) -> str:
-    """Return the message of an OpenAI API error, with its parameter."""
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict):
-        return str(error or body)
-    param = f" ({error['param']})" if error.get("param") else ""
-    return f"{error.get('message')}{param}"
-
-
-def _message_in(text: str) -> str:
-    try:
-        return message_of(json.loads(text))
-    except ValueError:
-        return text
 
 
 def _alternatives(logprobs: Any) -> list[list[tuple[str, float]]]:

@@ -21,6 +21,7 @@ from surestep_common.release import package_version
 from surestep_cli.api.http import api_root
 from surestep_cli.api.sessions import open_session
 from surestep_cli.serve.model_source import DEFAULT_SPECULATION
+from surestep_cli.serve.serving import serving
 from surestep_cli.settings.sections import SECTIONS
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import write_file
@@ -31,7 +32,7 @@ from .options import VerifyArguments
 from .prompts import built_in, parameters, prepared, read_prompts
 from .report import Question, Verdict, VerifyReport
 from .run import Findings, Plan, Tell, Verification
-from .server import About, ServerUnderTest, about, key_of, shortened, started
+from .server import About, ServerUnderTest, about, key_of, shortened
 from .show import show, to_html
 
 _MOST_AT_ONCE = 32
@@ -143,8 +144,10 @@ async def _server(asking: VerifyArguments, limit: int | None) -> AsyncIterator[S
         return
     words = [] if limit is None else ["--max-model-len", str(limit)]
     words += ["--tool-call-parser", "hermes"] if asking.adds_tools else []
-    async with started(asking.serve, [*asking.arguments, *words]) as server:
-        yield server
+    async with serving(words=[*asking.arguments, *words]) as server:
+        settings = server.settings
+        key, certificate = key_of(settings), settings.ssl_certfile
+        yield ServerUnderTest(server.url, key, certificate, server.process.pid)
 
 
 def _speculates(config: dict[str, Any] | None) -> bool:

@@ -11,7 +11,9 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, FilePath, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
+from rich.console import Console
 from surestep_common.config import Names, Settings, load, or_exit
+from surestep_common.errors import SurestepError
 
 from surestep_cli.api.server_url import URL
 from surestep_cli.settings.flags import FlagReader
@@ -133,6 +135,16 @@ class VerifyArguments(NamedTuple):
         if options.url is None and _adds_drafts(serve):
             rest = [*rest, *_DRAFTS]
         return cls(options, serve, rest)
+
+    def run(self, console: Console) -> int:
+        """Return the exit status. Raise SurestepError where libraries are missing."""
+        try:
+            from .command import verify
+        except ImportError as error:
+            raise SurestepError(
+                f"`verify` needs {error.name}: pip install 'surestep[serve]'"
+            ) from error
+        return verify(self, console)
 
     @property
     def adds_tools(self) -> bool:

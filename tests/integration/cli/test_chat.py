@@ -110,7 +110,7 @@ async def test_one_prompt_in_and_the_answer_out(
     [
         ("", "no prompt"),
         ("refuse", "HTTP 400: I will not"),
-        ("break", "the answer broke off"),
+        ("break", "the stream ended without [DONE]"),
     ],
 )
 async def test_what_goes_wrong_is_told(

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.fakes.model import FakeModel
 from support.fakes.scheduler import emulating, running
 from support.fakes.worker import fake_worker
 from support.processes.ports import free_address
 from support.processes.scheduler_harness import make_settings
-from surestep_cli.commands import proto
+from surestep_cli.commands import Proto
 from surestep_common.errors import Unavailable
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
@@ -31,7 +32,7 @@ Program = tuple[list[str], Path | None]  # command line, and a folder of modules
 def protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `surestep proto FOLDER` writes."""
     folder = tmp_path_factory.mktemp("protos")
-    proto(folder)
+    Proto(folder=folder).run(Console())
     return folder
 
 

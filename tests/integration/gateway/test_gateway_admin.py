@@ -13,7 +13,7 @@ from support.fakes.scheduler import running
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack
 from support.processes.ports import free_port
-from surestep_cli.commands import restart_workers
+from surestep_cli.commands import RestartWorkers
 from surestep_common.errors import Unavailable
 
 PATH = "/admin/workers/restart"
@@ -83,12 +83,10 @@ async def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> N
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         await until_ready(client, process)
-        console = Console(highlight=False)
-        assert (
-            await asyncio.to_thread(restart_workers, url, SecretStr("admin"), "why not", console)
-            == 0
-        )
+        asked = RestartWorkers(url=url, admin_api_key=SecretStr("admin"), reason="why not")
+        assert await asyncio.to_thread(asked.run, Console()) == 0
         assert scheduler.restarts == ["why not"]
         assert "2 workers replaced, serving again after" in capsys.readouterr().out
+        asked = RestartWorkers(url=url, admin_api_key=SecretStr("wrong"))
         with pytest.raises(Unavailable, match="missing or wrong admin key"):
-            await asyncio.to_thread(restart_workers, url, SecretStr("wrong"), None, console)
+            await asyncio.to_thread(asked.run, Console())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.fakes.scheduler import emulating
 from support.processes.gateway_stack import Stack, StartStack
+from surestep_cli.api.stream import events
 from surestep_common.errors import ConnectionLost
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
@@ -49,11 +50,10 @@ def answer(response: str, stream: bool) -> Any:
     if not stream:
         parsed = json.loads(response)
         return parsed["choices"], parsed["usage"]["completion_tokens"]
-    assert response.endswith("data: [DONE]\n\n")
     text: Counter[int] = Counter()
     parts: dict[int, list[Any]] = {}
-    for block in response.strip().split("\n\n")[:-1]:
-        for choice in json.loads(block.removeprefix("data: "))["choices"]:
+    for event in events(response.encode().splitlines()):
+        for choice in event["choices"]:
             text[choice["index"]] += len(choice["text"])
             parts.setdefault(choice["index"], []).append(choice)
     return parts, text

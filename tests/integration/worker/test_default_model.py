@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.checkpoints.gguf_files import transformers_tokenizer
 from support.parity.stepping import generate
 from surestep_common.gguf import model_folder
 from surestep_kernels import load_kernels
 from surestep_worker.cache.kv_cache import KVCache
-from surestep_worker.checkpoint.import_gguf import load_tokenizer
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
 from transformers import AutoModelForCausalLM, GgufConfig
@@ -78,7 +78,7 @@ def default() -> Default:
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
     )
-    return Default(ours, theirs, load_tokenizer(file))
+    return Default(ours, theirs, transformers_tokenizer(file))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -13,10 +13,12 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file, save_file
 from support.checkpoints.quantize import Twins
 from surestep_common.gguf import model_folder, whole_name
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, TokenizersBackend
 
 TypeOf = Callable[[str], Type]  # of a tensor, by its Hugging Face name
 _HALVES = {  # offsets of the numbers in float16 within a block
@@ -171,3 +173,21 @@ def _in_float32(file: Path) -> Path:
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}))
     return folder
+
+
+def transformers_tokenizer(path: Path) -> TokenizersBackend:
+    """A file's tokenizer as transformers makes it, except for what that gets wrong.
+
+    transformers 5.23 takes `smollm` for GPT-2, whose split alone would cut `"  12"` elsewhere.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    assert isinstance(tokenizer, TokenizersBackend)
+    kind = GGUFReader(path).get_field("tokenizer.ggml.pre")
+    if kind is not None and kind.contents() == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    return tokenizer

@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 import httpx
+from surestep_cli.api.stream import EventReader
 
 CITY = {
     "type": "object",
@@ -57,10 +58,9 @@ def ask(
     assert response.status_code == 200, (wanted, response.text)
     if not stream:
         return _whole(api, response.json())
-    blocks = response.text.strip().split("\n\n")
-    events = [json.loads(block.partition("data: ")[2]) for block in blocks if "[DONE]" not in block]
-    assert not [event for event in events if event.get("error")], response.text
-    return _streamed(api, events)
+    reader = EventReader()  # some of these APIs end without [DONE]
+    found = map(reader.feed, response.text.encode().splitlines())
+    return _streamed(api, [event for event in found if event is not None])
 
 
 def _limit(api: str) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
-from support.processes.ports import free_port
-from surestep_cli.api.http import call
+from surestep_cli.serve.serving import Server, is_ready, serving
+from surestep_common.errors import Unavailable
 
 START_S = 90.0
 STOP_S = 30.0
@@ -24,9 +23,10 @@ STOP_S = 30.0
 class Stack:
     """A running server. `url` is the gateway's root."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, logs: Path) -> None:
-        self.process = process
-        self.url = url
+    def __init__(self, server: Server, logs: Path) -> None:
+        self._server = server
+        self.process = server.process
+        self.url = server.url
         self.logs = logs
 
     def get(self, path: str) -> Any:
@@ -70,17 +70,20 @@ class Stack:
 
     def is_ready(self) -> bool:
         """Whether /health/ready says so."""
-        with contextlib.suppress(OSError):
-            return call(f"{self.url}/health/ready").status == 200
-        return False
+        return is_ready(self._server)
 
     def tail(self) -> str:
-        """The ends of all logs, for messages of failed tests."""
-        parts = [
-            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
-            for path in sorted(self.logs.rglob("*.log"))
-        ]
-        return "\n".join(parts)
+        """The ends of all logs."""
+        return tail(self.logs)
+
+
+def tail(logs: Path) -> str:
+    """The ends of all logs, for messages of failed tests."""
+    parts = [
+        f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
+        for path in sorted(logs.rglob("*.log"))
+    ]
+    return "\n".join(parts)
 
 
 @contextlib.contextmanager
@@ -99,27 +102,27 @@ def serve(
     command that becomes the one behind it. `console` is where the launcher's output goes, if not
     to the logs. `uds` is a socket to listen on, in place of a port.
     """
-    port = free_port()
-    logs.mkdir(parents=True, exist_ok=True)
-    command = [*within, sys.executable, "-m", "surestep_cli", "serve", str(model)]
-    command += ["--port", str(port)] if uds is None else ["--uds", str(uds)]
-    with (console or logs / "console.log").open("wb") as console_file:
-        process = subprocess.Popen(
-            [*command, "--log-dir", str(logs), *flags],
-            stdout=console_file,
-            stderr=subprocess.STDOUT,
-            env=environment(variables or {}),
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}" if uds is None else f"unix://{quote(str(uds), safe='')}"
-    stack = Stack(process, url, logs)
-    try:
-        stack.wait_until(stack.is_ready, "readiness")
-        yield stack
-        process.send_signal(signal.SIGINT)
-        assert process.wait(STOP_S) == 0, stack.tail()
-    finally:
-        _kill_session(process)
+    socket = {} if uds is None else {"uds": uds}
+    starting = serving(
+        model,
+        flags,
+        environ=environment(variables or {}),
+        log=console or logs / "console.log",
+        within=within,
+        log_dir=logs,
+        **socket,
+    )
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as loop:  # a step of it at a time
+        try:
+            server = loop.run(asyncio.wait_for(starting.__aenter__(), START_S))
+        except (Unavailable, TimeoutError) as error:
+            raise AssertionError(f"no readiness: {tail(logs)}") from error
+        try:
+            yield Stack(server, logs)
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(STOP_S) == 0, tail(logs)
+        finally:
+            loop.run(starting.__aexit__(None, None, None))
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -128,9 +131,3 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     paths = [variables.get("PYTHONPATH", ""), *sys.path]
     inherited["SURESTEP_DEVICE"] = "cpu"  # with GPUs too: who wants one says so
     return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(STOP_S)

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from rich.console import Console
 from support.checkpoints.least_gguf import write_least
-from surestep_cli.commands import fetch
+from surestep_cli.commands import Fetch
 from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
 from surestep_cli.serve.hub import ModelSource
@@ -134,14 +134,14 @@ def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = folder.parent / "served"
     link.symlink_to("/nowhere")
-    fetch(str(folder), link, ModelSource(), QUIET, text_only=False)
+    Fetch(model=str(folder), link=link).run(QUIET)
     assert link.resolve() == folder
     assert capsys.readouterr().out == f"{folder}\n"
 
 
 def test_fetch_replaces_no_folder(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="no symbolic link"):
-        fetch(str(folder), folder, ModelSource(), QUIET, text_only=False)
+        Fetch(model=str(folder), link=folder).run(QUIET)
 
 
 def test_a_cache_that_cannot_be_made_is_named(
@@ -168,7 +168,7 @@ def test_an_error_of_the_disk_is_told_in_a_line(
 def test_a_link_that_cannot_be_written_is_told_in_a_line(folder: Path) -> None:
     link = folder / "nowhere" / "served"
     with pytest.raises(Unavailable, match=f"^cannot write the link {link}: No such file"):
-        fetch(str(folder), link, ModelSource(), QUIET, text_only=False)
+        Fetch(model=str(folder), link=link).run(QUIET)
 
 
 def test_bars_are_for_terminals(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_gateway_can_do_without_the_weights(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     link = tmp_path / "link"
-    fetch("owner/name", link, ModelSource("v2"), QUIET, text_only=text_only)
+    Fetch(model="owner/name", link=link, revision="v2", text_only=text_only).run(QUIET)
     assert asked["owner/name"]["revision"] == "v2"
     assert ("*.safetensors" in asked["owner/name"]["allow_patterns"]) is not text_only
     assert "*.json" in asked["owner/name"]["allow_patterns"]

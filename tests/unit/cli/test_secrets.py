@@ -11,7 +11,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from surestep_cli.api.server_url import ServerUrl
 from surestep_cli.chat.conversation import Conversation
-from surestep_cli.main import RestartWorkers, Surestep
+from surestep_cli.commands import RestartWorkers
+from surestep_cli.main import Surestep
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.verify.command import _FLAGS
 from surestep_cli.verify.server import ServerUnderTest, key_of

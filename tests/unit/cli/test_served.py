@@ -1,28 +1,12 @@
-"""Lines of streams and lists of models, as servers send them."""
+"""Lists of models, as servers send them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from surestep_cli.api.responses import DONE, model_card, payload_of
+from surestep_cli.api.responses import model_card
 from surestep_common.errors import InvalidRequest
-
-
-@pytest.mark.parametrize(
-    ("line", "payload"),
-    [
-        (b'data: {"a": 1}\n', b'{"a": 1}'),
-        (b'data:{"a": 1}\r\n', b'{"a": 1}'),
-        (b"data: [DONE]\n", DONE),
-        (b"data:\n", b""),
-        (b"\n", None),
-        (b": a sign of life\n", None),
-        (b"event: data:\n", None),
-    ],
-)
-def test_only_data_lines_carry_something(line: bytes, payload: bytes | None) -> None:
-    assert payload_of(line) == payload
 
 
 def test_a_model_is_found_by_its_name_or_is_the_first() -> None:

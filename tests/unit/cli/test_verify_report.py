@@ -45,7 +45,7 @@ PROMPT = VerifyPrompt("a prompt", COMPLETIONS, {"prompt": "x"})
 
 def answer(*choices: list[int], times: list[float] | None = None, reason: str = "length") -> Answer:
     """A token at each of the times."""
-    made = Answer(arrivals=[(moment, 1) for moment in times or []], done=True)
+    made = Answer(arrivals=[(moment, 1) for moment in times or []])
     made.choices.update({i: Choice(ids, reason) for i, ids in enumerate(choices)})
     return made
 
@@ -78,7 +78,7 @@ def test_speed_leaves_the_prompts_out() -> None:
 
 def test_a_lost_answer_is_not_equal() -> None:
     lost = answer([1, 2])
-    lost.fail("gone")
+    lost.failure = "gone"
     good = answer([1, 2], times=[1.0, 1.5])
     result = judge(Case(Sampling.GREEDY, TOGETHER, True), [PROMPT] * 2, [good] * 2, [[good, lost]])
     assert (result.num_equal, result.num_answers, result.good) == (1, 2, False)

@@ -11,12 +11,12 @@ import pytest
 from gguf import GGUFWriter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.checkpoints.gguf_files import transformers_tokenizer
 from support.checkpoints.tokenizer_kinds import CORPUS
 from surestep_common.config import cache_dir
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.header import read_header
 from surestep_common.gguf.tokenizer import byte_letters, tokenizer_of
-from surestep_worker.checkpoint.import_gguf import load_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -118,7 +118,7 @@ class Pair:
     def __init__(self, path: Path) -> None:
         self.files = tokenizer_of(read_header(path))
         self.ours = Tokenizer.from_str(json.dumps(self.files.tokenizer))
-        self.theirs = load_tokenizer(path)
+        self.theirs = transformers_tokenizer(path)
 
     def check(self, text: str, *specials: bool) -> None:
         for special in specials or (False, True):
