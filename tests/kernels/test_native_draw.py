@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from surestep_kernels.cpu.compiling import FLAGS, SOURCES, THIS_PROCESSOR
-from surestep_kernels.step.gumbel import gumbel_noise
-from surestep_kernels.step.mass import mass_of
+from surestep_kernels.choose import gumbel_noise, mass_of
+from surestep_kernels.columns.cpu.compiling import FLAGS, SOURCES, THIS_PROCESSOR
 from torch import Tensor
 
 HARNESS = """

@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.parity.cases import EOS, VOCAB
-from surestep_kernels.mixers.latent_attention import choose_reference, store_latents
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.latent_attention import choose_reference, store_latents
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.layers import latent_attention
 from surestep_worker.layers.latent_attention import Indexer, LatentAttention
 from surestep_worker.layers.moe import SparseMoe

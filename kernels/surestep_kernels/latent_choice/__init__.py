@@ -1,0 +1,1 @@
+"""Choose the positions that a token attends to in latent attention."""
