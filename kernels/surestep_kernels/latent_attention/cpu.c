@@ -1,4 +1,4 @@
-/* Attention of many heads to one latent a position, with the online softmax of attention.c.
+/* Attention of many heads to one latent a position, with the online softmax of paged_attention/cpu.c.
  *
  * A token goes through the positions that it sees in order, SPAN at a time. Its result is therefore
  * bit for bit the same as a decode row, in a window of drafts and in a prefill chunk; and the same

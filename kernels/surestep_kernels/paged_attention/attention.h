@@ -1,4 +1,4 @@
-/* The arithmetic of attention over one span of positions: see attention.c.
+/* The arithmetic of attention over one span of positions: see cpu.c.
  *
  * Where the machine multiplies pairs of bf16, queries in bf16 and pages that bf16 can hold are
  * multiplied so, with half the instructions: two dims of a key side by side in a lane, and two

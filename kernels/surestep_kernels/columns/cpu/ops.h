@@ -3,11 +3,11 @@
 
 #include "vec.h"
 
-/* linear.c */
+/* linear/cpu.c */
 void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
                      long k, long group, int format, int x_dtype, int y_dtype);
 
-/* rowwise.c */
+/* rms_norm, silu_and_mul and rotary */
 void surestep_rms_norm(void *out, const void *x, void *residual, const float *weight, float eps,
                        long rows, long width, int dtype);
 void surestep_silu_and_mul(void *out, const void *x, long rows, long width, int dtype);
@@ -30,12 +30,12 @@ INLINE long head_elements(const cache_pages *pages, long head_dim, long block_si
 
 enum { MAX_HEAD_DIM = 256 };
 
-/* store_kv.c */
+/* store_kv/cpu.c */
 void surestep_store_kv(const cache_pages *pages, const void *k, const void *v, const int64_t *slots,
                        long rows, long k_stride, long v_stride, long heads, long head_dim,
                        long block_size, int dtype);
 
-/* attention.c */
+/* paged_attention/cpu.c */
 void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,

@@ -1,85 +1,8 @@
-/* Row-wise ops of gated layers and of routed experts. */
+/* The experts of tokens, by softmax or by sigmoid. */
 #include <assert.h>
 
-#include "rows.h"
-
-typedef struct {
-    row_range range;
-    long groups;
-    void *out;
-    const void *x, *gate;
-    const float *weight;
-    long x_stride, gate_stride, gate_width;
-    float eps;
-} gated_job;
-
-/* ---- rms_norm_gated ---- */
-
-INLINE void norm_group(const gated_job *j, long row, long group, const int dtype)
-{
-    const long width = j->range.width / j->groups, at = row * j->range.width + group * width;
-    const long gate = row * j->gate_stride + group * width;
-    f8 squares = splat8(0);
-    for (long i = 0; i < width; i += 8) {
-        f8 v = load8(j->x, at + i, dtype);
-        squares = fma8(v, v, squares);
-    }
-    float inverse = 1.0f / sqrtf(sum_lanes(squares) / (float)width + j->eps);
-    for (long i = 0; i < width; i += 8) {
-        f8 v = rounded8(load8(j->x, at + i, dtype) * inverse, dtype) * load8(j->weight, i, F32);
-        store8(j->out, at + i, rounded8(v, dtype) * silu8(load8(j->gate, gate + i, dtype)), dtype);
-    }
-}
-
-INLINE void gated_norm_row(const gated_job *j, long row, const int dtype)
-{
-    for (long group = 0; group < j->groups; group++) norm_group(j, row, group, dtype);
-}
-
-static void norm_task(const void *job, long index)
-{
-    const gated_job *j = job;
-    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, gated_norm_row, j, row);
-}
-
-/* x [rows, groups, width]: each group normalised, scaled, times silu of its gate. */
-void surestep_rms_norm_gated(void *out, const void *x, const void *gate, const float *weight,
-                             float eps, long rows, long groups, long width, long gate_stride,
-                             int dtype)
-{
-    assert(width % 8 == 0);
-    gated_job j = {.range = make_range(rows, groups * width, dtype), .groups = groups, .out = out,
-                   .x = x, .gate = gate, .weight = weight, .gate_stride = gate_stride, .eps = eps};
-    run_rows(norm_task, &j, &j.range);
-}
-
-/* ---- mul_sigmoid ---- */
-
-INLINE void sigmoid_row(const gated_job *j, long row, const int dtype)
-{
-    const long at = row * j->x_stride, gate = row * j->gate_stride;
-    f8 one = j->gate_width == 1 ? sigmoid8(splat8(load1(j->gate, gate, dtype))) : splat8(0);
-    for (long i = 0; i < j->range.width; i += 8) {
-        f8 s = j->gate_width == 1 ? one : sigmoid8(load8(j->gate, gate + i, dtype));
-        store8(j->out, at + i, load8(j->x, at + i, dtype) * rounded8(s, dtype), dtype);
-    }
-}
-
-static void sigmoid_task(const void *job, long index)
-{
-    const gated_job *j = job;
-    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, sigmoid_row, j, row);
-}
-
-/* x [rows, width] *= sigmoid(gate), in place; gate [rows, width] or [rows, 1]. */
-void surestep_mul_sigmoid(void *x, const void *gate, long rows, long width, long gate_width,
-                          long gate_stride, int dtype)
-{
-    assert(width % 8 == 0);
-    gated_job j = {.range = make_range(rows, width, dtype), .out = x, .x = x, .gate = gate,
-                   .x_stride = width, .gate_stride = gate_stride, .gate_width = gate_width};
-    run_rows(sigmoid_task, &j, &j.range);
-}
+#include "pool.h"
+#include "vec.h"
 
 /* ---- route ---- */
 
