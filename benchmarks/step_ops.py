@@ -27,7 +27,7 @@ from surestep_kernels.dispatch import load_kernels
 from surestep_kernels.ngram import ngram_reference
 from surestep_kernels.shape_logits import Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_table import STEP_REFERENCE, StepOps
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_kernels.write_runs import Runs
 from torch import Tensor
 

@@ -1,19 +1,26 @@
-"""The ops of one device, with torch references where there is nothing faster."""
+"""The ops of one device, and the table of their torch references."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .causal_conv import causal_conv_reference
+from .choose import Choose, choose_reference
 from .clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
+from .commit_step import CommitStep, commit_step_reference
 from .compilations import Compilations
 from .dense_layer import DenseLayer, LayerTokens, RunDenseLayers
+from .fingerprint import Fingerprint, fingerprint_reference
 from .gated_delta import gated_delta_reference
-from .latent_attention import LATENT_REFERENCE, LatentOps
+from .gather_step import GatherStep, gather_step_reference
+from .gather_tokens import GatherTokens, gather_tokens_reference
+from .latent_attention import Attend, attend_reference
+from .latent_choice import LatentChoice, latent_choice_reference
 from .linear import (
     Linear,
     PackedLinear,
@@ -42,9 +49,50 @@ from .rms_norm import add_rms_norm_reference, rms_norm_reference
 from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import Rotary, rotary_reference
 from .route import Route, RouteSigmoid, route_reference, route_sigmoid_reference
+from .shape_logits import ShapeLogits, shape_logits_reference
 from .silu_and_mul import silu_and_mul_reference
-from .step_table import CPU_REFERENCE, StepOps
 from .store_kv import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
+from .write_runs import WriteRuns, write_runs_reference
+
+
+@dataclass(frozen=True, slots=True)
+class StepOps:
+    """The ops that keep a step on its device.
+
+    Those of a CPU are synchronous: an op is complete when it returns, and reading its output is
+    free.
+    """
+
+    write_runs: WriteRuns
+    gather_step: GatherStep
+    gather_tokens: GatherTokens
+    shape_logits: ShapeLogits
+    choose: Choose
+    commit_step: CommitStep
+    fingerprint: Fingerprint
+    synchronous: bool = False
+
+
+STEP_REFERENCE = StepOps(
+    write_runs=write_runs_reference,
+    gather_step=gather_step_reference,
+    gather_tokens=gather_tokens_reference,
+    shape_logits=shape_logits_reference,
+    choose=choose_reference,
+    commit_step=commit_step_reference,
+    fingerprint=fingerprint_reference,
+)
+CPU_REFERENCE = replace(STEP_REFERENCE, synchronous=True)
+
+
+class LatentOps(NamedTuple):
+    """The ops for models with latent attention."""
+
+    attend: Attend
+    choose: LatentChoice
+
+
+LATENT_REFERENCE = LatentOps(attend_reference, latent_choice_reference)
 
 
 @dataclass(frozen=True, slots=True)

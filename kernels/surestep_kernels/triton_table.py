@@ -10,12 +10,18 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from surestep_kernels.causal_conv.triton import causal_conv
+from surestep_kernels.choose.triton import choose
 from surestep_kernels.clamped_swiglu.triton import clamped_swiglu
 from surestep_kernels.columns.gpu.compilations import watch_compilations
 from surestep_kernels.columns.products.families import Products
+from surestep_kernels.commit_step.triton import commit_step
+from surestep_kernels.fingerprint.triton import fingerprint
 from surestep_kernels.gated_delta.chunks import CHUNK
 from surestep_kernels.gated_delta.triton import gated_delta
-from surestep_kernels.latent_choice.triton import LATENT_OPS
+from surestep_kernels.gather_step.triton import gather_step
+from surestep_kernels.gather_tokens.triton import gather_tokens
+from surestep_kernels.latent_attention.triton import attend
+from surestep_kernels.latent_choice.triton import choose as choose_latents
 from surestep_kernels.linear.triton import LinearPartials, linear_partials, pack_quantized
 from surestep_kernels.moe.mixture import mix_experts_add_rms_norm, route_tokens
 from surestep_kernels.moe.triton import moe, pack_experts
@@ -26,15 +32,27 @@ from surestep_kernels.rms_norm.triton import add_rms_norm, add_rms_norm_of_parti
 from surestep_kernels.rms_norm_gated.triton import rms_norm_gated
 from surestep_kernels.rotary.triton import rotary
 from surestep_kernels.route.triton import route, route_sigmoid
+from surestep_kernels.shape_logits.triton import shape_logits
 from surestep_kernels.silu_and_mul.triton import silu_and_mul, silu_and_mul_of_partials
 from surestep_kernels.store_kv.triton import store_kv
+from surestep_kernels.write_runs.triton import write_runs
 
 from .linear import PackedLinear
 from .moe import Mixture, PackedExperts, Router
 from .project_heads import HeadProjection
 from .store_kv import LayerCache
-from .table import REFERENCE, KernelSet
-from .triton_step_table import STEP_OPS
+from .table import REFERENCE, KernelSet, LatentOps, StepOps
+
+LATENT_OPS = LatentOps(attend, choose_latents)
+STEP_OPS = StepOps(
+    write_runs=write_runs,
+    gather_step=gather_step,
+    gather_tokens=gather_tokens,
+    shape_logits=shape_logits,
+    choose=choose,
+    commit_step=commit_step,
+    fingerprint=fingerprint,
+)
 
 
 @dataclass(frozen=True, slots=True)

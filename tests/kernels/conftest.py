@@ -87,6 +87,6 @@ def column(request: pytest.FixtureRequest) -> StepColumn:
     if request.param == "c":
         return StepColumn(request.getfixturevalue("native_step").table, "cpu")
     device = request.getfixturevalue("gpu")
-    from surestep_kernels.triton_step_table import STEP_OPS
+    from surestep_kernels.triton_table import STEP_OPS
 
     return StepColumn(STEP_OPS, device)

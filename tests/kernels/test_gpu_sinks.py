@@ -92,7 +92,7 @@ def test_a_wrong_sink_shows(
     """But in heads where its weight is next to nothing, or everything."""
     mutant, right = SINK_MUTANTS[name].load(tmp_path, monkeypatch), case.expected(window=0)
     if name == "counted in every split of a tile":  # which merges them itself without scratch
-        monkeypatch.setattr(f"{mutant.__package__}.attention_grid.MAX_SCRATCH", 0)
+        monkeypatch.setattr(f"{mutant.__package__}.grid.MAX_SCRATCH", 0)
     found = unlike(case.attend(window=0, by=mutant), right)
     group = HEADS // KV_HEADS
     wrong = set(range(group, HEADS))

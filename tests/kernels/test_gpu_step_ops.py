@@ -13,7 +13,7 @@ from surestep_kernels.choose import Chosen, RowStatus
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_table import STEP_REFERENCE, StepOps
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_kernels.write_runs import Runs
 from torch import Tensor
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .reference import LATENT_REFERENCE, LatentOps, choose_reference, store_latents
+from .reference import Attend, attend_reference, read_latents, store_latents, tokens_of
 
-__all__ = ["LATENT_REFERENCE", "LatentOps", "choose_reference", "store_latents"]
+__all__ = ["Attend", "attend_reference", "read_latents", "store_latents", "tokens_of"]

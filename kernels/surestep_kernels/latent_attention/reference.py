@@ -1,6 +1,5 @@
 """Attention to latents: all heads read one vector of each position, and of it its first elements
-as the value (DeepSeek-V2, 2024, section 2.1, in the absorbed form); and the choice of the positions
-that are read (DeepSeek-V3.2, 2025, section 2.1).
+as the value (DeepSeek-V2, 2024, section 2.1, in the absorbed form).
 
 Pages are [blocks, block_size, width]: a position is one line of them. They may be FP8.
 """
@@ -8,7 +7,7 @@ Pages are [blocks, block_size, width]: a position is one line of them. They may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,19 +26,6 @@ class Attend(Protocol):
         value_width: int,
         chosen: Tensor | None = None,
     ) -> Tensor: ...
-
-
-class Choose(Protocol):
-    def __call__(
-        self, q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k: int
-    ) -> Tensor: ...
-
-
-class LatentOps(NamedTuple):
-    """The ops of a device for models with latent attention."""
-
-    attend: Attend
-    choose: Choose
 
 
 def store_latents(x: Tensor, pages: Tensor, kv_slots: Tensor) -> None:
@@ -67,36 +53,15 @@ def attend_reference(
     it does not see never influences its result. That of tokens of no row is undefined.
     """
     out = q.new_zeros(*q.shape[:2], value_width)
-    for token, positions, table in _tokens(rows):
+    for token, positions, table in tokens_of(rows):
         seen = positions if chosen is None else chosen[token, : len(positions)].long()
-        keys = _read(pages, table, seen)
+        keys = read_latents(pages, table, seen)
         weights = (q[token].float() @ keys.T * scale).softmax(dim=-1)
         out[token] = (weights @ keys[:, :value_width]).to(q.dtype)
     return out
 
 
-def choose_reference(
-    q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k: int
-) -> Tensor:
-    """Choose the positions that tokens attend to: i32[T, top_k], in ascending order.
-
-    The score of a position is the sum over heads of weights f32[T, H] times what is positive of the
-    product of q [T, H, D] and its index key. The greatest scores win, of equal ones the lowest
-    positions; tokens that see no more than top_k positions see them all.
-    """
-    chosen = torch.zeros(len(q), top_k, dtype=torch.int32, device=q.device)
-    for token, positions, table in _tokens(rows):
-        best = positions
-        if len(positions) > top_k:
-            products = q[token].float() @ _read(pages, table, positions).T  # [H, L]
-            scores = weights[token] @ products.relu()
-            order = torch.sort(scores, descending=True, stable=True).indices
-            best = order[:top_k].sort().values
-        chosen[token, : len(best)] = best.int()
-    return chosen
-
-
-def _tokens(rows: AttentionRows) -> Iterator[tuple[int, Tensor, Tensor]]:
+def tokens_of(rows: AttentionRows) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield every token of a row, the positions that it may see, and its row of the block table."""
     borders = rows.cu_rows.tolist()
     for row, (slot, start) in enumerate(zip(rows.slots.tolist(), rows.start.tolist(), strict=True)):
@@ -105,10 +70,7 @@ def _tokens(rows: AttentionRows) -> Iterator[tuple[int, Tensor, Tensor]]:
             yield token, torch.arange(last + 1, device=rows.cu_rows.device), rows.block_tables[slot]
 
 
-def _read(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+def read_latents(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Return what pages hold of positions i64[L]: f32[L, D]."""
     block_size = pages.shape[1]
     return pages[table[positions // block_size].long(), positions % block_size].float()
-
-
-LATENT_REFERENCE = LatentOps(attend_reference, choose_reference)

@@ -12,10 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.latent_attention import LatentOps
 from surestep_kernels.latent_attention.triton import (
     arithmetic,
-    attend,
     check,
     lines_of,
     load_part,
@@ -138,7 +136,7 @@ def _choose_positions_kernel(
 
 
 def choose(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k: int) -> Tensor:
-    """Choose as choose_reference does. What lies behind what a token sees is undefined."""
+    """Choose as latent_choice_reference does. What lies behind what a token sees is undefined."""
     tokens, heads, dim = q.shape
     check(q, pages, rows)
     assert weights.dtype is torch.float32
@@ -170,6 +168,3 @@ def choose(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k
             BLOCK=_SOUGHT,
         )
     return chosen
-
-
-LATENT_OPS = LatentOps(attend, choose)

@@ -2,7 +2,7 @@
 
 The host knows the sizes of a batch, but not how long its rows are. So launches are sized by these
 numbers, within bounds that do not grow with the longest context a slot has room for; the device
-finds out which program does what (attention_work.py).
+finds out which program does what (work.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from support.parity.bench import BLOCK_SIZE, same, step_of
 from support.parity.cases import EOS, VOCAB
 from support.parity.local_engine import Answer, LocalEngine
 from surestep_kernels import KernelSet, load_kernels
-from surestep_kernels.step_table import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.config import WorkerSettings

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from surestep_kernels.paged_attention import grid as attention_grid
 
-_MODULES = "grid", "tile", "work", "triton"
+_MODULES = "reference", "grid", "tile", "work", "triton"
 _numbers = count()
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from surestep_kernels.choose import DrawParams
     from surestep_kernels.slot_state import SlotState
     from surestep_kernels.step_columns import HostColumn
-    from surestep_kernels.step_table import StepOps
+    from surestep_kernels.table import StepOps
 
     from surestep_worker.cache.caches import Caches
     from surestep_worker.distributed.tensor_parallel import TensorParallel

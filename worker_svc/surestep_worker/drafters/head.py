@@ -22,7 +22,7 @@ from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_columns import HostColumn
-from surestep_kernels.step_table import StepOps
+from surestep_kernels.table import StepOps
 from torch import Tensor
 
 from surestep_worker.layers.batch import GroupPages, StepBatch

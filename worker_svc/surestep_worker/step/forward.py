@@ -14,7 +14,7 @@ from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_columns import HostColumn
-from surestep_kernels.step_table import StepOps
+from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 

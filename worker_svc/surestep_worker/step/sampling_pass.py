@@ -12,7 +12,7 @@ import torch
 from surestep_kernels.choose import Chosen
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import SlotState
-from surestep_kernels.step_table import StepOps
+from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surestep_kernels.latent_attention import LatentOps
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import FP8
+from surestep_kernels.table import LatentOps
 
 from .binding import DTYPE_CODES, bind
 
@@ -72,7 +72,7 @@ class CpuLatentOps:
     def choose(
         self, q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k: int
     ) -> Tensor:
-        """Choose as choose_reference does. Raises MemoryError."""
+        """Choose as latent_choice_reference does. Raises MemoryError."""
         tokens, heads, dim = q.shape
         assert q.is_contiguous()
         assert weights.dtype is torch.float32

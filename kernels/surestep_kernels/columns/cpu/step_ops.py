@@ -23,7 +23,7 @@ from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.ngram import NgramDrafts
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_table import StepOps
+from surestep_kernels.table import StepOps
 from surestep_kernels.write_runs import Runs
 
 from .binding import bind
