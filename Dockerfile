@@ -96,7 +96,7 @@ RUN ./requirements $WORKER_EXTRAS > requirements.txt && $INSTALL --no-compile -r
 FROM worker-packages AS kernels
 COPY --from=project /added /
 COPY --from=project /others /
-RUN touch /stamp && /opt/surestep/bin/python -m surestep_kernels.cpu.prebuild && /docker/added /stamp /kernels
+RUN touch /stamp && /opt/surestep/bin/python -m surestep_kernels.columns.cpu.prebuild && /docker/added /stamp /kernels
 
 FROM common AS worker
 COPY --from=project /others /

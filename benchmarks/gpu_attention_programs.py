@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_sizes import MODELS, Sizes
-from surestep_kernels.gpu.attention.attention_grid import SPLIT, Batch, grid_of
+from surestep_kernels.paged_attention.grid import SPLIT, Batch, grid_of
 
 MAX_MODEL_LEN = 131072
 CONTEXTS, ROWS = (1024, 131072), (1, 32, 256)

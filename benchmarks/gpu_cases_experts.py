@@ -11,7 +11,7 @@ import torch
 from gpu_sizes import BYTES, Case, ExpertSizes, Sizes, Work, activations, floats, kernels, size
 from gpu_weights import EXPERT_PACK, PACK, weight_bytes
 from surestep_kernels import PackedLinear
-from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
+from surestep_kernels.moe import Mixture, PackedExperts, Router
 from torch import Tensor
 
 

@@ -10,9 +10,9 @@ from itertools import product
 import torch
 from gpu_sizes import BYTES, DTYPE, Case, Sizes, Work, activations, floats, kernels
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.mixers.head_projection import HeadProjection
-from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.project_heads import HeadProjection
+from surestep_kernels.store_kv import LayerCache
+from surestep_kernels.store_kv.triton import store_kv
 
 BLOCK_SIZE = 16
 

@@ -21,12 +21,11 @@ from gpu_sizes import (
     kernels,
     size,
 )
-from surestep_kernels.attention_backends import choose_attention
-from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
-from surestep_kernels.mixers.attention_case import AttentionBackend, AttentionCase
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.gated_delta.chunks import CHUNK
+from surestep_kernels.paged_attention import AttentionBackend, AttentionCase, AttentionRows
+from surestep_kernels.paged_attention.backends import choose_attention
+from surestep_kernels.recurrent_rows import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.store_kv import FP8, LayerCache
 
 BLOCK_SIZE = 16
 PENDING = 3  # accepted tokens of a window

@@ -9,13 +9,13 @@ from itertools import product
 
 import torch
 from gpu_sizes import Case, Sizes, Work, i32, kernels, size
-from surestep_kernels.gpu.step.step_ops import STEP_OPS
-from surestep_kernels.step.choose import Chosen, DrawParams, RowStatus
-from surestep_kernels.step.commit_step import StopIds, report_width
-from surestep_kernels.step.gather_tokens import TokenRuns
-from surestep_kernels.step.shape_logits import Masks, Penalties, Positions, Shaping
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.choose import Chosen, DrawParams, RowStatus
+from surestep_kernels.commit_step import StopIds, report_width
+from surestep_kernels.gather_tokens import TokenRuns
+from surestep_kernels.shape_logits import Masks, Penalties, Positions, Shaping
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.triton_table import STEP_OPS
+from surestep_kernels.write_runs import Runs
 from torch import Tensor
 
 BLOCK_SIZE, DRAFTS, RUN = 16, 4, 8

@@ -30,7 +30,7 @@ import machine
 import torch
 from gpu_cases import MODELS, OPS, TINY, Case
 from gpu_decode import Bench, copy_bandwidth, parser_of_bench
-from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
+from surestep_kernels.columns.gpu.dependent_launch import use_dependent_launches
 from torch import Tensor
 
 _LAUNCHES = 8  # of an op in a graph

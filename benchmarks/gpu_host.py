@@ -24,7 +24,7 @@ from typing import Any
 import machine
 import numpy as np
 import torch
-from surestep_kernels.step.columns import HostColumn
+from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, find_bucket, in_order, make_buckets
 from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size

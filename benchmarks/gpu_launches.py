@@ -28,8 +28,8 @@ import torch
 from make_shaped_checkpoint import SHAPES
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.attention.paged_attention import paged_attention
-from surestep_kernels.gpu.attention.store_kv import store_kv
+from surestep_kernels.paged_attention.triton import paged_attention
+from surestep_kernels.store_kv.triton import store_kv
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Parameter

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
-from surestep_kernels.gpu.products.splits import steps_per_split
+from surestep_kernels.linear.splits import steps_per_split
 
 PAPER, COPY = 4.8e6, 4.3e6  # bytes per us: of the data sheet, and as a copy is known to reach
 GAP = 1.2  # us between launches that depend on each other
@@ -37,7 +37,7 @@ PROGRAM = 0.1e6  # bytes per us that one program reads out of L2
 ATTENTION = 0.6  # share of COPY
 CONTEXT, BYTES = 1024, 2
 BATCHES = (1, 8, 64, 256)
-_STEP, _COLUMNS = 64, 128  # of a product, see plain_linear.py
+_STEP, _COLUMNS = 64, 128  # of a product, see linear/plain.py
 
 
 class Shape(NamedTuple):

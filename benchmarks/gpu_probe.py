@@ -2,8 +2,8 @@
 
     PYTHONPATH=... python benchmarks/gpu_probe.py [--out FILE]
 
-What decides which kernels serve (gpu/products/probe.py) is asked about weights of two models; then
-quantised products are, by instructions of one width against those of all widths.
+What decides which kernels serve (columns/products/probe.py) is asked about weights of two models;
+then quantised products are, by instructions of one width against those of all widths.
 `--smoke` needs no device: a few products in Triton's interpreter.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 import machine
 import torch
 from gpu_cases import PACK
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS
-from surestep_kernels.gpu.products.probe import (
+from surestep_kernels.columns.products.probe import (
     cublas_agrees,
     differences,
     probe_cases,
     width_differences,
 )
-from surestep_kernels.gpu.products.sequential_linear import TILES
-from surestep_kernels.ops.linear import pack_linear_reference
+from surestep_kernels.linear import pack_linear_reference
+from surestep_kernels.linear.sequential import TILES
+from surestep_kernels.linear.triton import ALL_WIDTHS
 
 # Llama-3.2-1B's and Llama-3.1-8B's: N, K of every product but the logits.
 SHAPES = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from gpu_sizes import activations, floats, kernels, size
 from surestep_kernels import PackedLinear, QuantizedWeight
-from surestep_kernels.ops.quantized import MXFP4_GROUP
+from surestep_kernels.linear import MXFP4_GROUP
 
 GROUP = 128
 

@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight, load_kernels
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.ops.linear import WeightFormat
-from surestep_kernels.ops.quantized import MXFP4_GROUP
+from surestep_kernels.linear import MXFP4_GROUP, WeightFormat
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from machine import describe
 from surestep_kernels import KernelSet, load_kernels
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel

@@ -27,7 +27,7 @@ import torch
 from perplexity import BLOCK, compare, logits_of, text, windows
 from safetensors.torch import load_file, save_file
 from surestep_kernels import load_kernels
-from surestep_kernels.ops.rounding import ROUNDINGS
+from surestep_kernels.linear import ROUNDINGS
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model

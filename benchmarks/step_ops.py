@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from surestep_kernels.cpu.build import build_library, file_of
-from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.choose import Chosen, DrawParams
+from surestep_kernels.columns.cpu.build import build_library, file_of
+from surestep_kernels.columns.cpu.step_ops import CpuStepOps
+from surestep_kernels.commit_step import StopIds
 from surestep_kernels.dispatch import load_kernels
-from surestep_kernels.step.choose import Chosen, DrawParams
-from surestep_kernels.step.commit_step import StopIds
-from surestep_kernels.step.ngram import ngram_reference
-from surestep_kernels.step.shape_logits import Penalties, Positions, Shaping
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.ngram import ngram_reference
+from surestep_kernels.shape_logits import Penalties, Positions, Shaping
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.table import STEP_REFERENCE, StepOps
+from surestep_kernels.write_runs import Runs
 from torch import Tensor
 
 WIDTH, BLOCK_SIZE, CONTEXT, DRAFTS, HIDDEN = 2048, 16, 1000, 4, 576

@@ -11,21 +11,20 @@ from typing import Literal
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.cpu.build import build_library, file_of
-from surestep_kernels.cpu.compiling import BuildError
-from surestep_kernels.cpu.latent_ops import CpuLatentOps
-from surestep_kernels.cpu.layer_ops import CpuKernels, load_layers
-from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
-from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
-from surestep_kernels.cpu.step_ops import CpuStepOps
-from surestep_kernels.mixers.attention_case import AttentionCase, refuse_int8
-from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu
-from surestep_kernels.ops.fp8_rows import with_rounded_rows
-from surestep_kernels.ops.linear import Linear
-from surestep_kernels.ops.moe import Moe, moe_reference, pack_experts_reference
+from surestep_kernels.columns.cpu.build import build_library, file_of
+from surestep_kernels.columns.cpu.compiling import BuildError
+from surestep_kernels.columns.cpu.latent_ops import CpuLatentOps
+from surestep_kernels.columns.cpu.layer_ops import CpuKernels, load_layers
+from surestep_kernels.columns.cpu.ops import CpuOps, refuse_unsupported
+from surestep_kernels.columns.cpu.recurrent_ops import CpuRecurrentOps
+from surestep_kernels.columns.cpu.step_ops import CpuStepOps
+from surestep_kernels.paged_attention.backends import choose_attention
 
-from .attention_backends import choose_attention
-from .kernel_set import REFERENCE, KernelSet
+from .clamped_swiglu import ClampedSwiglu
+from .linear import Linear, with_rounded_rows
+from .moe import Moe, moe_reference, pack_experts_reference
+from .paged_attention import AttentionCase, refuse_int8
+from .table import REFERENCE, KernelSet
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def load_kernels(
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_cpu(code) or REFERENCE
     elif device.startswith("cuda"):
-        from .gpu.launch.compilations import check_kernel_cache
+        from surestep_kernels.columns.gpu.compilations import check_kernel_cache
 
         check_kernel_cache()
         kernels = load_triton(linear_backend, activation_dtype)
@@ -82,7 +81,7 @@ def load_kernels(
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """Return the Triton kernels, with torch references for ops that have none."""
-    from .gpu.kernel_set import triton_kernels
+    from .triton_table import triton_kernels
 
     return triton_kernels(linear_backend, activation_dtype)
 

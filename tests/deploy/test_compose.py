@@ -24,7 +24,7 @@ PROFILES = ("--profile", "gpu", "--profile", "observability")
 # What Triton's driver does before it launches anything, and what a worker says of the folder first.
 STUB = """
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.gpu.launch.compilations import check_kernel_cache
+from surestep_kernels.columns.gpu.compilations import check_kernel_cache
 from triton.runtime.build import compile_module_from_src
 SOURCE = '#include <Python.h>\\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "stub"};' \\
     'PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&d); }'

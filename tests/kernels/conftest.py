@@ -10,10 +10,10 @@ import torch
 from support.kernels.step_column import StepColumn
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
-from surestep_kernels.cpu.build import file_of
-from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.columns.cpu.build import file_of
+from surestep_kernels.columns.cpu.step_ops import CpuStepOps
 from surestep_kernels.dispatch import load_cpu
-from surestep_kernels.kernel_set import REFERENCE
+from surestep_kernels.table import REFERENCE
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -87,6 +87,6 @@ def column(request: pytest.FixtureRequest) -> StepColumn:
     if request.param == "c":
         return StepColumn(request.getfixturevalue("native_step").table, "cpu")
     device = request.getfixturevalue("gpu")
-    from surestep_kernels.gpu.step.step_ops import STEP_OPS
+    from surestep_kernels.triton_table import STEP_OPS
 
     return StepColumn(STEP_OPS, device)

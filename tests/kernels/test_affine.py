@@ -18,9 +18,8 @@ from support.kernels.cases import (
 )
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, QuantizedWeight
-from surestep_kernels.gpu.products.linear import pack_quantized as pack_for_gpu
-from surestep_kernels.ops.linear import FP16_HEADERS, WeightFormat
-from surestep_kernels.ops.quantized import concatenate
+from surestep_kernels.linear import FP16_HEADERS, WeightFormat, concatenate
+from surestep_kernels.linear.triton import pack_quantized as pack_for_gpu
 from torch import Tensor
 
 SHAPES = [(1, 32), (7, 64), (33, 200), (100, 77), (300, 1536)]  # N, K

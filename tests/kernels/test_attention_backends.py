@@ -13,10 +13,10 @@ import triton
 from support.kernels.cases import assert_close, fill_cache, make_context, row_bounds
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet, load_kernels
-from surestep_kernels.attention_backends import ATTENTION, AUTO, choose_attention
-from surestep_kernels.gpu.attention import flash_attention as flash
-from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache, kv_cache_shape
-from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import flash as flash
+from surestep_kernels.paged_attention.backends import ATTENTION, AUTO, choose_attention
+from surestep_kernels.store_kv import FP8, INT8, LayerCache, kv_cache_shape
 from torch import Tensor
 
 COMMON = {"cu_seq_q": "cu_seqlens_q", "max_q": "max_seqlen_q", "scale": "softmax_scale"}  # of torch
@@ -197,7 +197,7 @@ def test_an_int8_cache_is_for_cpus() -> None:
 
 
 def fake_package(
-    monkeypatch: pytest.MonkeyPatch, module: str = "surestep_kernels.attention_backends"
+    monkeypatch: pytest.MonkeyPatch, module: str = "surestep_kernels.paged_attention.backends"
 ) -> list[flash.Package]:
     """FA3 and FA2 as if they were installed."""
     installed = [flash.FA3._replace(module=module), flash.FA2._replace(module=module)]

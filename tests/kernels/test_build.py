@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.cpu.build import build_key, build_library, default_cache, file_of
-from surestep_kernels.cpu.compiling import SOURCES, BuildError
-from surestep_kernels.cpu.ops import CpuOps
+from surestep_kernels.columns.cpu.build import build_key, build_library, default_cache, file_of
+from surestep_kernels.columns.cpu.compiling import SHARED, SOURCES, BuildError
+from surestep_kernels.columns.cpu.ops import CpuOps
 from surestep_kernels.dispatch import load_cpu
 
 
@@ -69,8 +69,8 @@ def test_a_cache_that_cannot_be_written_costs_only_the_cache(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another machine")
 def test_the_sources_compile_for_processors_without_wide_vectors(tmp_path: Path) -> None:
-    sources = sorted(str(path) for path in SOURCES.glob("*.c"))
-    flags = ("-std=gnu11", "-O0", "-march=x86-64-v2", "-w", "-fPIC", "-shared")
+    sources = sorted(str(path) for path in SOURCES.rglob("*.c"))
+    flags = ("-std=gnu11", "-O0", "-march=x86-64-v2", "-w", "-fPIC", "-shared", f"-I{SHARED}")
     library = tmp_path / "plain.so"
     subprocess.run(["cc", *flags, "-o", str(library), *sources, "-lm"], check=True)
     assert CDLL(str(library)).surestep_panel_width() == 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu
+from surestep_kernels.clamped_swiglu.triton import clamped_swiglu
 from torch import Tensor
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts

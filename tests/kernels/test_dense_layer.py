@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close, fill_cache, make_affine, make_context
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens
-from surestep_kernels.mixers.head_projection import HeadProjection
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
-from surestep_kernels.ops.linear import WeightFormat
-from surestep_kernels.ops.silu_and_mul import silu_and_mul_reference
+from surestep_kernels.dense_layer import DenseLayer, LayerTokens
+from surestep_kernels.linear import WeightFormat
+from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.project_heads import HeadProjection
+from surestep_kernels.silu_and_mul import silu_and_mul_reference
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 72, 104, 6, 2, 24, 200

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu_sizes import Case, Work
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, use_dependent_launches
+from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, use_dependent_launches
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.startup.build_log import log_facts

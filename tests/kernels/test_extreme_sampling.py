@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.kernels.step_column import StepColumn
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
-from surestep_kernels.step.choose import RowStatus
-from surestep_kernels.step.shape_logits import Positions, Shaping
-from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
+from surestep_kernels.choose import RowStatus
+from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.inputs.upload import upload
 from surestep_worker.sampling.table import SamplingTable

@@ -14,8 +14,8 @@ from support.kernels.cases import (
 )
 from support.kernels.ragged import COUNTS, LENGTHS, attend, attends_alike_alone, batch_of
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import FP8, LayerCache
 from torch import Tensor
 
 SCALES = [None, (0.5, 3.0)]

@@ -9,12 +9,18 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
-from surestep_kernels.gpu.products import fp8_rows as ops
-from surestep_kernels.gpu.products import linear as linear_ops
-from surestep_kernels.gpu.products.weight_tile import FP8_ORDER, padded_group
-from surestep_kernels.ops.fp8_rows import quantize_rows, round_rows, with_rounded_rows
-from surestep_kernels.ops.linear import Linear, WeightFormat, linear_reference
-from surestep_kernels.ops.quantized import QuantizedWeight
+from surestep_kernels.linear import (
+    Linear,
+    QuantizedWeight,
+    WeightFormat,
+    linear_reference,
+    quantize_rows,
+    round_rows,
+    with_rounded_rows,
+)
+from surestep_kernels.linear import triton as linear_ops
+from surestep_kernels.linear import triton_fp8_rows as ops
+from surestep_kernels.linear.weight_tile import FP8_ORDER, padded_group
 from torch import Tensor
 
 DEPTH, GROUP = 200, 48  # the last group holds 8

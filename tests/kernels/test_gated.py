@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.ops.route import SigmoidChoice
+from surestep_kernels.route import SigmoidChoice
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -19,10 +19,11 @@ from support.kernels.cases import (
     row_bounds,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.attention import attention_grid, attention_work
-from surestep_kernels.gpu.attention import paged_attention as ops
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import grid as attention_grid
+from surestep_kernels.paged_attention import triton as ops
+from surestep_kernels.paged_attention import work as attention_work
+from surestep_kernels.store_kv import FP8, LayerCache
 from torch import Tensor
 
 # Query heads, KV heads, head_dim, block size: groups of 1, 3, 4, 7 and 8; pages that are parts of
@@ -184,7 +185,7 @@ def test_merging_in_another_order_shows(
     in_order, strided = "(base + i) * row.count", "((base + i) * 5 % splits) * row.count"
     assert source.count(in_order) == 1
     (tmp_path / "strided.py").write_text(source.replace(in_order, strided))
-    spec = spec_from_file_location("surestep_kernels.gpu.attention.m", tmp_path / "strided.py")
+    spec = spec_from_file_location("surestep_kernels.paged_attention.m", tmp_path / "strided.py")
     assert spec is not None
     assert spec.loader is not None
     mutant = module_from_spec(spec)

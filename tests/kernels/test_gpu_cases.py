@@ -15,7 +15,7 @@ import gpu_ops
 import pytest
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.table import StepOps
 
 TINIES = gpu_cases.TINY, gpu_cases.TINY_GPT_OSS
 CASES = [case for cases in gpu_cases.OPS.values() for tiny in TINIES for case in cases(tiny)]

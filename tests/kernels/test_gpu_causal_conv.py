@@ -7,8 +7,8 @@ import torch
 from support.kernels.cases import DTYPES, assert_close
 from support.kernels.recurrent_cases import TAPS, Layer, Row, Sizes, make_sequence, mixed_batches
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.recurrent import causal_conv as ops
-from surestep_kernels.mixers.recurrent import ConvState, RecurrentRows
+from surestep_kernels.causal_conv import triton as ops
+from surestep_kernels.recurrent_rows import ConvState, RecurrentRows
 
 SIZES = Sizes(k_heads=1, v_heads=1, k_dim=16, v_dim=117)  # a few channels more than a program has
 LENGTH = 60

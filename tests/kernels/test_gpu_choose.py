@@ -5,8 +5,7 @@ import torch
 from support.kernels.cases import interpreted_in_turn
 from support.kernels.draw_params import OFF, make_params, to
 from support.kernels.step_column import StepColumn
-from surestep_kernels.step.choose import RowStatus, choose_reference
-from surestep_kernels.step.gumbel import gumbel_noise
+from surestep_kernels.choose import RowStatus, choose_reference, gumbel_noise
 
 RULES = [
     OFF,
@@ -34,7 +33,7 @@ def test_chooses_what_the_reference_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ops, device = column
-    monkeypatch.setattr("surestep_kernels.gpu.sampling.vocab.MAX_PARTS", parts)
+    monkeypatch.setattr("surestep_kernels.choose.vocab.MAX_PARTS", parts)
     cases = [(0.0, RULES[3]), *((temperature, rule) for rule in RULES)]
     params = make_params(cases, vocab)
     window = torch.arange(len(cases), dtype=torch.int32).flip(0)
@@ -54,7 +53,7 @@ def test_chooses_what_the_reference_chooses(
 
 def test_rows_without_a_choice_say_why(column: StepColumn, monkeypatch: pytest.MonkeyPatch) -> None:
     ops, device = column
-    monkeypatch.setattr("surestep_kernels.gpu.sampling.vocab.MAX_PARTS", 2)
+    monkeypatch.setattr("surestep_kernels.choose.vocab.MAX_PARTS", 2)
     params = make_params([(0.0, OFF), (1.0, OFF), (1.0, {**OFF, "top_p": 0.5})], 1500)
     z = torch.randn(12, 1500)
     z[0:3, 700], z[3:6, 1499], z[6:9] = torch.nan, torch.inf, -torch.inf
@@ -79,7 +78,7 @@ def test_noise_is_that_of_the_cpu_to_the_last_bit(
 ) -> None:
     """Equal logits leave the choice to the noise alone, for many seeds and positions."""
     ops, device = column
-    monkeypatch.setattr("surestep_kernels.gpu.sampling.vocab.MAX_PARTS", 1)
+    monkeypatch.setattr("surestep_kernels.choose.vocab.MAX_PARTS", 1)
     rows, vocab = 40, 300
     params = make_params([(1.0, OFF)] * rows, vocab)
     window, length = (torch.arange(rows, dtype=torch.int32) * step for step in (1, 7919))

@@ -14,9 +14,9 @@ import pytest
 import torch
 from support.kernels.recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.recurrent import causal_conv as conv_ops
-from surestep_kernels.gpu.recurrent import gated_delta as ops
-from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.causal_conv import triton as conv_ops
+from surestep_kernels.gated_delta import triton as ops
+from surestep_kernels.gated_delta.chunks import CHUNK
 from torch import Tensor
 
 SIZES = Sizes(k_heads=1, v_heads=1, k_dim=16, v_dim=16, records=4)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import surestep_kernels.gpu
+import surestep_kernels
 from gpu_cases import OPS
 from support.kernels import compile_cases
 
@@ -123,7 +123,7 @@ def beyond(variant: dict[str, Any]) -> list[str]:
 
 def all_kernels() -> set[str]:
     """That are defined for GPUs."""
-    (folder,) = surestep_kernels.gpu.__path__
+    (folder,) = surestep_kernels.__path__
     return {
         name for path in Path(folder).rglob("*.py") for name in KERNEL.findall(path.read_text())
     }

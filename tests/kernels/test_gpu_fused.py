@@ -10,15 +10,15 @@ import torch
 from support.kernels.cases import interpreted_in_turn
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.attention.head_projection import project_heads_of_partials
-from surestep_kernels.gpu.attention.rotary import rotary
-from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.gpu.kernel_set import TritonKernels
-from surestep_kernels.gpu.products.splits import PartialSums, sum_partials
-from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm_of_partials, rms_norm
-from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_partials
-from surestep_kernels.mixers.head_projection import HeadProjection
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.linear.splits import PartialSums, sum_partials
+from surestep_kernels.project_heads import HeadProjection
+from surestep_kernels.project_heads.triton import project_heads_of_partials
+from surestep_kernels.rms_norm.triton import add_rms_norm_of_partials, rms_norm
+from surestep_kernels.rotary.triton import rotary
+from surestep_kernels.silu_and_mul.triton import silu_and_mul, silu_and_mul_of_partials
+from surestep_kernels.store_kv import FP8, LayerCache
+from surestep_kernels.store_kv.triton import store_kv
+from surestep_kernels.triton_table import TritonKernels
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

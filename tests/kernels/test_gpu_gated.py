@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
-from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
+from surestep_kernels.mul_sigmoid.triton import mul_sigmoid
+from surestep_kernels.rms_norm_gated.triton import rms_norm_gated
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

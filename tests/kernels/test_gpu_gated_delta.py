@@ -15,9 +15,9 @@ from support.kernels.recurrent_cases import (
     mixed_batches,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.recurrent import causal_conv as conv_ops
-from surestep_kernels.gpu.recurrent import gated_delta as ops
-from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.causal_conv import triton as conv_ops
+from surestep_kernels.gated_delta import triton as ops
+from surestep_kernels.gated_delta.chunks import CHUNK
 from torch import Tensor
 
 SMALL = Sizes(k_heads=1, v_heads=1, k_dim=12, v_dim=9, records=4)

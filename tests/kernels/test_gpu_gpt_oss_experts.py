@@ -9,8 +9,8 @@ import torch
 from support.kernels.cases import DTYPES, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.ops.linear import WeightFormat, dequantize
-from surestep_kernels.ops.moe import PackedExperts, Router
+from surestep_kernels.linear import WeightFormat, dequantize
+from surestep_kernels.moe import PackedExperts, Router
 from torch import Tensor
 
 WIDTH, INNER, EXPERTS, TOP_K, LIMIT = 96, 64, 5, 3, 1.5

@@ -16,10 +16,10 @@ from support.kernels.latents import (
     tokens,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.attention.latent_attention import attend
-from surestep_kernels.gpu.attention.latent_choice import choose
-from surestep_kernels.mixers.kv_cache import FP8
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.latent_attention.triton import attend
+from surestep_kernels.latent_choice.triton import choose
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import FP8
 
 TOKENS = sum(COUNTS)
 

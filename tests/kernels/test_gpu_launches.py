@@ -17,7 +17,7 @@ ANNOUNCE = """
 import json, torch
 from support.kernels.compile_launchers import Driver
 from support.kernels.early_kernels import _storing_kernel as kernel
-from surestep_kernels.gpu.launch.compilations import watch_compilations
+from surestep_kernels.columns.gpu.compilations import watch_compilations
 from triton.runtime import driver
 driver.set_active(Driver())
 compilations, told = watch_compilations(), []

@@ -9,11 +9,9 @@ import triton.language as tl
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from support.kernels.together import product_together
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.gpu.products import linear as ops
-from surestep_kernels.gpu.products import weight_tile
-from surestep_kernels.gpu.products.splits import sum_partials
-from surestep_kernels.ops.linear import WeightFormat
-from surestep_kernels.ops.quantized import QuantizedWeight
+from surestep_kernels.linear import QuantizedWeight, WeightFormat, weight_tile
+from surestep_kernels.linear import triton as ops
+from surestep_kernels.linear.splits import sum_partials
 from torch import Tensor
 
 

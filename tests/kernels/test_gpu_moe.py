@@ -6,12 +6,11 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.gpu.experts import moe as ops
-from surestep_kernels.gpu.experts.expert_products import choose_size
-from surestep_kernels.gpu.products import linear as linear_ops
-from surestep_kernels.ops.fp8_rows import with_rounded_rows
-from surestep_kernels.ops.linear import WeightFormat
-from surestep_kernels.ops.moe import PackedExperts, moe_reference
+from surestep_kernels.linear import WeightFormat, with_rounded_rows
+from surestep_kernels.linear import triton as linear_ops
+from surestep_kernels.moe import PackedExperts, moe_reference
+from surestep_kernels.moe import triton as ops
+from surestep_kernels.moe.products import choose_size
 from torch import Tensor
 
 WIDTH, INNER, EXPERTS = 72, 36, 5

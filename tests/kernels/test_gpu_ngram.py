@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import KernelSet
-from surestep_kernels.cpu.step_ops import CpuStepOps
-from surestep_kernels.gpu.step import ngram as ops
-from surestep_kernels.step.ngram import Ngram, NgramDrafts
+from surestep_kernels.columns.cpu.step_ops import CpuStepOps
+from surestep_kernels.ngram import Ngram, NgramDrafts
+from surestep_kernels.ngram import triton as ops
 from torch import Tensor
 
 NUM_DRAFTS = 5

@@ -13,13 +13,18 @@ import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.kernels.draw_params import OFF, make_params, to
-from surestep_kernels.gpu.sampling import candidates, nucleus, vocab
-from surestep_kernels.gpu.sampling.choose import choose
-from surestep_kernels.gpu.sampling.mass import mass_of as device_mass_of
-from surestep_kernels.gpu.sampling.rest import SLACK
-from surestep_kernels.step import choose as reference
-from surestep_kernels.step.choose import DrawParams, choose_reference
-from surestep_kernels.step.mass import mass_of
+from surestep_kernels.choose import (
+    DrawParams,
+    candidates,
+    choose_reference,
+    mass_of,
+    nucleus,
+    vocab,
+)
+from surestep_kernels.choose import reference as reference
+from surestep_kernels.choose.rest import SLACK
+from surestep_kernels.choose.triton import choose
+from surestep_kernels.choose.triton_mass import mass_of as device_mass_of
 from torch import Tensor
 
 DENORMAL, LARGEST = 1e-45, 3.4028234663852886e38
@@ -80,7 +85,7 @@ def run(gpu: str, z: Tensor, params: DrawParams, sizes: Sizes, first: int = 40) 
         patch.setattr(candidates, "WANTED", sizes.wanted)
         patch.setattr(nucleus, "ROW_BLOCK", sizes.row_block)
         patch.setattr(vocab, "MAX_PARTS", sizes.parts)
-        patch.setattr("surestep_kernels.gpu.sampling.choose.CandidateLists", Kept)
+        patch.setattr("surestep_kernels.choose.triton.CandidateLists", Kept)
         inputs = z.to(gpu), window.to(gpu), (first + window).to(gpu), to(params, gpu)
         chosen = choose(*inputs, random=True, truncated=True)
     lists = candidates.CandidateLists(*(column.cpu() for column in made[0]))

@@ -5,10 +5,10 @@ import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import PackedLinear, load_kernels
-from surestep_kernels.gpu.products import plain_linear as ops
-from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.linear import linear
-from surestep_kernels.ops.linear import linear_reference, pack_linear_reference
+from surestep_kernels.columns.products.families import Products
+from surestep_kernels.linear import linear_reference, pack_linear_reference
+from surestep_kernels.linear import plain as ops
+from surestep_kernels.linear.triton import linear
 from torch import Tensor
 
 SPLITS = 4

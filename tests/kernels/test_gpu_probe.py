@@ -8,12 +8,12 @@ from support.kernels import matrix_instructions
 from support.kernels.cases import make_quantized
 from support.kernels.matrix_instructions import Width
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.products import probe as asked
-from surestep_kernels.gpu.products.linear import pack_quantized
-from surestep_kernels.gpu.products.probe import identity, probe
-from surestep_kernels.gpu.products.probe_results import ProbeResult
-from surestep_kernels.gpu.products.sequential_linear import TILES, sequential_linear
-from surestep_kernels.ops.linear import WeightFormat, pack_linear_reference
+from surestep_kernels.columns.products import probe as asked
+from surestep_kernels.columns.products.probe import identity, probe
+from surestep_kernels.columns.products.probe_results import ProbeResult
+from surestep_kernels.linear import WeightFormat, pack_linear_reference
+from surestep_kernels.linear.sequential import TILES, sequential_linear
+from surestep_kernels.linear.triton import pack_quantized
 from torch import Tensor
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, rms_norm
+from surestep_kernels.rms_norm.triton import add_rms_norm, rms_norm
 
 SIZES = [(1, 1), (3, 7), (1, 576), (33, 100), (5, 2049), (0, 8)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.attention.rotary import rotary
-from surestep_kernels.mixers.rotary import Sections, section_axes
+from surestep_kernels.rotary import Sections, section_axes
+from surestep_kernels.rotary.triton import rotary
 from torch import Tensor
 
 MAX_POSITION = 300

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.experts.route import route, route_sigmoid
-from surestep_kernels.ops.route import SigmoidChoice
+from surestep_kernels.route import SigmoidChoice
+from surestep_kernels.route.triton import route, route_sigmoid
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -5,17 +5,12 @@ import torch
 from support.kernels import matrix_instructions
 from support.kernels.cases import assert_close
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.products import families as products
-from surestep_kernels.gpu.products import sequential_linear
-from surestep_kernels.gpu.products.families import ProductFamily, Products
-from surestep_kernels.gpu.products.plain_linear import plain_linear
-from surestep_kernels.gpu.products.sequential_linear import (
-    TILES,
-    Tile,
-    multiply_into,
-    tile_of,
-)
-from surestep_kernels.ops.linear import linear_reference, pack_linear_reference
+from surestep_kernels.columns.products import families as products
+from surestep_kernels.columns.products.families import ProductFamily, Products
+from surestep_kernels.linear import linear_reference, pack_linear_reference
+from surestep_kernels.linear import sequential as sequential_linear
+from surestep_kernels.linear.plain import plain_linear
+from surestep_kernels.linear.sequential import TILES, Tile, multiply_into, tile_of
 from torch import Tensor
 
 BF16 = torch.bfloat16

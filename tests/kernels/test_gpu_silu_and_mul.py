@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul
+from surestep_kernels.silu_and_mul.triton import silu_and_mul
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,10 +12,10 @@ import torch
 from support.kernels.attention_mutants import SINK_MUTANTS, WINDOW_MUTANTS
 from support.kernels.cases import assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.attention import attention_grid
-from surestep_kernels.gpu.attention import paged_attention as ops
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.paged_attention import grid as attention_grid
+from surestep_kernels.paged_attention import triton as ops
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 LENGTHS, COUNTS = [520, 90, 300], [2, 1, 3]  # of three splits, of one, of two
@@ -92,7 +92,7 @@ def test_a_wrong_sink_shows(
     """But in heads where its weight is next to nothing, or everything."""
     mutant, right = SINK_MUTANTS[name].load(tmp_path, monkeypatch), case.expected(window=0)
     if name == "counted in every split of a tile":  # which merges them itself without scratch
-        monkeypatch.setattr(f"{mutant.__package__}.attention_grid.MAX_SCRATCH", 0)
+        monkeypatch.setattr(f"{mutant.__package__}.grid.MAX_SCRATCH", 0)
     found = unlike(case.attend(window=0, by=mutant), right)
     group = HEADS // KV_HEADS
     wrong = set(range(group, HEADS))

@@ -9,19 +9,12 @@ import pytest
 import torch
 from support.kernels.step_column import StepColumn
 from surestep_common.invariants import NULL_BLOCK
-from surestep_kernels.step.choose import Chosen, RowStatus
-from surestep_kernels.step.commit_step import Report, StopIds
-from surestep_kernels.step.shape_logits import (
-    Biases,
-    Forbidden,
-    Masks,
-    Penalties,
-    Positions,
-    Shaping,
-)
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.choose import Chosen, RowStatus
+from surestep_kernels.commit_step import Report, StopIds
+from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Positions, Shaping
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.table import STEP_REFERENCE, StepOps
+from surestep_kernels.write_runs import Runs
 from torch import Tensor
 
 SLOTS, WIDTH, PAGES, BLOCK_SIZE, BLOCKS, VOCAB, K = 6, 90, 12, 8, 60, 1100, 3

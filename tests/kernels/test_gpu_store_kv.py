@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.kernels.cases import DTYPES
-from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache, store_kv_reference
+from surestep_kernels.store_kv import FP8, LayerCache, store_kv_reference
+from surestep_kernels.store_kv.triton import store_kv
 from torch import Tensor
 
 HEADS, HEAD_DIM, BLOCKS, BLOCK_SIZE = 3, 24, 5, 8

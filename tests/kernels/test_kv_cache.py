@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.kernels.cases import BLOCK_SIZE, DTYPES
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.store_kv import LayerCache
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

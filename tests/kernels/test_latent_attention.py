@@ -17,9 +17,9 @@ from support.kernels.latents import (
     tokens,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import FP8
-from surestep_kernels.mixers.latent_attention import store_latents
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.latent_attention import store_latents
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import FP8
 from torch import Tensor
 
 

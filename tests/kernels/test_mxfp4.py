@@ -12,11 +12,9 @@ from support.kernels import matrix_instructions
 from support.kernels.cases import DTYPES, assert_close, make_quantized
 from support.kernels.together import product_together
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.gpu.products import linear as ops
-from surestep_kernels.gpu.products import weight_tile
-from surestep_kernels.gpu.products.splits import sum_partials
-from surestep_kernels.ops.linear import WeightFormat, dequantize
-from surestep_kernels.ops.quantized import E8M0_NAN, MXFP4_GROUP
+from surestep_kernels.linear import E8M0_NAN, MXFP4_GROUP, WeightFormat, dequantize, weight_tile
+from surestep_kernels.linear import triton as ops
+from surestep_kernels.linear.splits import sum_partials
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from surestep_kernels.cpu.compiling import FLAGS, SOURCES, THIS_PROCESSOR
-from surestep_kernels.step.gumbel import gumbel_noise
-from surestep_kernels.step.mass import mass_of
+from surestep_kernels.choose import gumbel_noise, mass_of
+from surestep_kernels.columns.cpu.compiling import FLAGS, SHARED, SOURCES, THIS_PROCESSOR
 from torch import Tensor
 
 HARNESS = """
-#include "draw.c"
+#include "choose/draw.c"
 
 void noise(float *out, const int32_t *ids, long n, long low, long high, long position)
 {
@@ -60,7 +59,8 @@ SIGNATURES: dict[str, list[Any]] = {
 def compile_harness(folder: Path, *flags: str) -> dict[str, Callable[..., None]]:
     source, library = folder / "harness.c", folder / "harness.so"
     source.write_text(HARNESS)
-    command = ["cc", *FLAGS, *flags, f"-I{SOURCES}", "-o", str(library), str(source), "-lm"]
+    folders = f"-I{SOURCES}", f"-I{SHARED}"
+    command = ["cc", *FLAGS, *flags, *folders, "-o", str(library), str(source), "-lm"]
     subprocess.run(command, check=True)
     opened = CDLL(str(library))
     functions = dict[str, Callable[..., None]]()

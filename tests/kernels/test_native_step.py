@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.kernels.draw_params import OFF, make_params
-from surestep_kernels.cpu.step_ops import CpuStepOps
-from surestep_kernels.step.choose import Chosen
-from surestep_kernels.step.commit_step import Report, StopIds
-from surestep_kernels.step.shape_logits import (
-    Biases,
-    Forbidden,
-    Masks,
-    Penalties,
-    Positions,
-    Shaping,
-)
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.choose import Chosen
+from surestep_kernels.columns.cpu.step_ops import CpuStepOps
+from surestep_kernels.commit_step import Report, StopIds
+from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Positions, Shaping
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.table import STEP_REFERENCE
 from torch import Tensor
 
 WIDTH, PAGES, BLOCK_SIZE, VOCAB, K, GROUPS = 70, 10, 8, 13, 3, 3

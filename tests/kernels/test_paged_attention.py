@@ -13,8 +13,8 @@ from support.kernels.cases import (
     row_bounds,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 HEADS = [(9, 3, 64), (4, 4, 8), (8, 1, 128), (14, 2, 24)]  # query heads, KV heads, head_dim

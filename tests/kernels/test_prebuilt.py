@@ -23,12 +23,12 @@ from support.kernels.cases import (
     make_quantized,
 )
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.cpu import prebuild
-from surestep_kernels.cpu.build import build_library, file_of
-from surestep_kernels.cpu.compiling import BuildError, compile_library, processor_features
-from surestep_kernels.cpu.ops import CpuOps
-from surestep_kernels.cpu.prebuilt import TARGETS, fitting
-from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.columns.cpu import prebuild
+from surestep_kernels.columns.cpu.build import build_library, file_of
+from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
+from surestep_kernels.columns.cpu.ops import CpuOps
+from surestep_kernels.columns.cpu.prebuilt import TARGETS, fitting
+from surestep_kernels.linear import WeightFormat
 
 V3, V4, VNNI, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
@@ -156,7 +156,7 @@ def test_a_processor_for_which_none_is_there_is_told_what_it_lacks(
     worst = TARGETS[platform.machine()][-1]
     lacking = sorted(worst.needs)[0]
     rest = " ".join(HERE - {lacking})
-    monkeypatch.setattr("surestep_kernels.cpu.prebuilt.processor_features", lambda: rest)
+    monkeypatch.setattr("surestep_kernels.columns.cpu.prebuilt.processor_features", lambda: rest)
     told = f"no compiler .*need {worst.name} at least: this processor lacks {lacking}$"
     with pytest.raises(BuildError, match=told):
         build_library(tmp_path, "no-such-compiler", folder)
@@ -175,7 +175,13 @@ def test_a_cross_compiler_serves_another_machine(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_nobody_has_thought_of_is_refused(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "surestep_kernels.cpu.prebuild", "sparc", str(tmp_path))
+    command = (
+        sys.executable,
+        "-m",
+        "surestep_kernels.columns.cpu.prebuild",
+        "sparc",
+        str(tmp_path),
+    )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "sparc: kernels are compiled ahead for x86_64 and aarch64" in done.stderr

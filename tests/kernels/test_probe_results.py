@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from surestep_kernels.gpu.products.probe_results import (
+from surestep_kernels.columns.products.probe_results import (
     Identity,
     ProbeResult,
     default_folder,

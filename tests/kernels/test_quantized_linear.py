@@ -11,7 +11,7 @@ from support.kernels.cases import (
     make_quantized,
 )
 from surestep_kernels import KernelSet, QuantizedWeight
-from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.linear import WeightFormat
 
 SHAPES = [(1, 8), (7, 5), (33, 200), (64, 64), (100, 72), (300, 1536)]  # N, K
 

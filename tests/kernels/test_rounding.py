@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from surestep_kernels.ops.quantized import concatenate
-from surestep_kernels.ops.rounding import FP8, GROUP, INT4, INT8, ROUNDINGS, rounded
+from surestep_kernels.linear import FP8, GROUP, INT4, INT8, ROUNDINGS, concatenate, rounded
 
 
 @pytest.mark.parametrize("bits", [4, 8])

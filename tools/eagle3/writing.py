@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from surestep_common.invariants import NULL_BLOCK
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVHeads
 from surestep_worker.config import WorkerSettings

@@ -13,9 +13,9 @@ from support.parity.cases import EOS, VOCAB
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer, LocalEngine, one_rank_behind
 from surestep_common.errors import InternalError, SurestepError
-from surestep_kernels.step.gather_step import StepInputs, gather_step_reference
-from surestep_kernels.step.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.gather_step import StepInputs, gather_step_reference
+from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.inputs.buckets import StepSize, make_buckets

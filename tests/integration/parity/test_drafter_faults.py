@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.parity.bench import CALM, NEIGHBOURS, Conditions, ParityBench
 from support.parity.faulty_drafters import FAILURES
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm
 from surestep_worker.layers.batch import StepBatch

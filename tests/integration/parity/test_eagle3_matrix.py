@@ -25,7 +25,7 @@ from support.parity.local_engine import LocalEngine, one_rank
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
 from surestep_common.invariants import IntArray
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.core.sequence import Request

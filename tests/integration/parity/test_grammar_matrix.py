@@ -14,7 +14,7 @@ from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, same, serv
 from support.parity.grammars import Reader
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.sequence import Finish
 from surestep_scheduler.core.state import SchedulerState
 

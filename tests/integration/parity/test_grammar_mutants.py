@@ -13,7 +13,7 @@ from support.parity.grammar_mutants import IN_PROCESSES, mutated
 from support.parity.grammars import Reader
 from surestep_common.errors import SurestepError
 from surestep_common.invariants import LedgerError
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.sequence import Finish
 from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.step.guidance import Guided

@@ -14,7 +14,7 @@ from support.parity.bench import NEIGHBOURS, ParityBench, build_runner, load, se
 from support.parity.cases import make_request
 from support.parity.local_engine import Answer
 from surestep_common.errors import ModelFault
-from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 

@@ -29,7 +29,7 @@ from support.parity.cases import EOS, VOCAB, strangers
 from support.parity.local_engine import Answer
 from support.parity.poison import poison_idle
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.core.state import SchedulerState

@@ -20,7 +20,7 @@ from support.parity.bench import BLOCK_SIZE, same, step_of
 from support.parity.cases import EOS, VOCAB
 from support.parity.local_engine import Answer, LocalEngine
 from surestep_kernels import KernelSet, load_kernels
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.config import WorkerSettings
@@ -57,8 +57,8 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chunking_kernels() -> KernelSet:
-    from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
-    from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK as SIZE
+    from surestep_kernels.gated_delta.chunks import CHUNK as SIZE
+    from surestep_kernels.gated_delta.triton import gated_delta
 
     assert SIZE == CHUNK
     return replace(load_kernels("cpu"), gated_delta=gated_delta, delta_chunk=SIZE)

@@ -8,7 +8,7 @@ import pytest
 from support.parity.bench import NEIGHBOURS, Conditions, ParityBench
 from support.parity.cases import NEUTRAL, VOCAB, make_request
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_proto import sampling_pb2 as pb
 
 LARGEST = 3.4028234663852886e38

@@ -18,8 +18,8 @@ from support.parity.proposals import proposals
 from support.references.eagle3 import captured_states
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.ops.rounding import INT8, Rounding
-from surestep_kernels.step.ngram import ngram_reference
+from surestep_kernels.linear import INT8, Rounding
+from surestep_kernels.ngram import ngram_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.attention import Attention
 from surestep_worker.models import draft_loader

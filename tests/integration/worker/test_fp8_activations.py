@@ -10,7 +10,7 @@ from support.parity.bench import CALM, Conditions, make_model
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 
 RANK = RankTrial(short_requests(5, (0.0, 0.0, 0.7)), {"activation_dtype": "fp8"})
 build, answers = RANK.build, RANK.answers

@@ -12,7 +12,7 @@ from support.parity.latent_models import make_glm_dsa
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_kernels import AttentionCase, load_kernels
-from surestep_kernels.mixers.kv_cache import FP8
+from surestep_kernels.store_kv import FP8
 
 SETTINGS = {"kv_cache_dtype": "fp8_e4m3"}
 RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), SETTINGS)

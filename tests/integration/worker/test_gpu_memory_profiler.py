@@ -14,7 +14,7 @@ import torch
 from support.fakes.gpu_memory import CountedCard
 from support.parity.bench import load, make_hybrid, make_model
 from surestep_kernels import load_kernels
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel

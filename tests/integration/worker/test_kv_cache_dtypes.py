@@ -21,8 +21,8 @@ from support.parity.bench import (
 from support.parity.cases import NEUTRAL, make_request
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
-from surestep_kernels.mixers.kv_cache import FP8, INT8
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.store_kv import FP8, INT8
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_worker.step.runner import Runner
 
 

@@ -13,12 +13,12 @@ from support.processes.ports import free_address
 from support.ranks.products import CASES, settle_main
 from support.ranks.spawn import run
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
+from surestep_kernels.columns.products import probe
+from surestep_kernels.columns.products.families import Products
+from surestep_kernels.columns.products.probe_results import ProbeResult
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.products import probe
-from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS
-from surestep_kernels.gpu.products.probe_results import ProbeResult
-from surestep_kernels.ops.linear import pack_linear_reference
+from surestep_kernels.linear import pack_linear_reference
+from surestep_kernels.linear.triton import ALL_WIDTHS
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat

@@ -20,8 +20,8 @@ from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.ops.rounding import ROUNDINGS
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.linear import ROUNDINGS
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from torch import Tensor

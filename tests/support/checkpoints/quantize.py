@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from surestep_kernels.ops.rounding import ROUNDINGS, Rounding
+from surestep_kernels.linear import ROUNDINGS, Rounding
 from torch import Tensor
 
 BLOCK = 128

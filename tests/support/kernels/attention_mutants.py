@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
-from surestep_kernels.gpu.attention import attention_grid
+from surestep_kernels.paged_attention import grid as attention_grid
 
-_MODULES = "attention_grid", "attention_tile", "attention_work", "paged_attention"
+_MODULES = "reference", "grid", "tile", "work", "triton"
 _numbers = count()
 
 
@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
     wrong: str
 
     def load(self, folder: Path, patch: pytest.MonkeyPatch) -> ModuleType:
-        """Return the mutated copy of gpu/attention/paged_attention.py, written below `folder`."""
+        """Return the mutated copy of paged_attention/triton.py, written below `folder`."""
         package = folder / f"mutated_attention_{next(_numbers)}"
         package.mkdir()
         (package / "__init__.py").touch()
@@ -39,38 +39,36 @@ class Mutant(NamedTuple):
                 source = source.replace(self.right, self.wrong)
             (package / f"{name}.py").write_text(source)
         patch.syspath_prepend(folder)
-        return import_module(f"{package.name}.paged_attention")
+        return import_module(f"{package.name}.triton")
 
 
 _SINK = "tl.exp2(tl.load(sinks_ptr + {head}) * LOG2_E - m)"
 # Sinks that are among the splits as well as behind them.
 SINK_MUTANTS = {
     "counted twice where splits are merged": Mutant(
-        "paged_attention",
+        "triton",
         "    out = finish(m, total, acc, head, sinks_ptr, scales_ptr, C)\n    to = ((row.begin",
         f"    total += {_SINK.format(head='head')}\n"
         "    out = finish(m, total, acc, head, sinks_ptr, scales_ptr, C)\n    to = ((row.begin",
     ),
     "counted in every split of a tile": Mutant(
-        "paged_attention",
+        "triton",
         "        m, total, acc = merge(m, total, acc, part_m, part_total, part)\n    head =",
         "        heads = inputs.kv_head * C.GROUP + member % C.GROUP\n"
         f"        part_total += {_SINK.format(head='heads').replace('- m', '- part_m')}\n"
         "        m, total, acc = merge(m, total, acc, part_m, part_total, part)\n    head =",
     ),
     "of the heads of another group": Mutant(
-        "attention_tile", "tl.load(sinks_ptr + head)", "tl.load(sinks_ptr + head % C.GROUP)"
+        "tile", "tl.load(sinks_ptr + head)", "tl.load(sinks_ptr + head % C.GROUP)"
     ),
 }
 WINDOW_MUTANTS = {
-    "a position more": Mutant(
-        "attention_tile", "> last[:, None] - C.WINDOW", ">= last[:, None] - C.WINDOW"
-    ),
+    "a position more": Mutant("tile", "> last[:, None] - C.WINDOW", ">= last[:, None] - C.WINDOW"),
     "a position less": Mutant(
-        "attention_tile", "> last[:, None] - C.WINDOW", "> last[:, None] - C.WINDOW + 1"
+        "tile", "> last[:, None] - C.WINDOW", "> last[:, None] - C.WINDOW + 1"
     ),
-    "begun too late": Mutant("attention_tile", "first + 1 - C.WINDOW", "first + 2 - C.WINDOW"),
+    "begun too late": Mutant("tile", "first + 1 - C.WINDOW", "first + 2 - C.WINDOW"),
     "begun for the last token of a tile": Mutant(
-        "attention_tile", "first + 1 - C.WINDOW", "first + tokens - C.WINDOW"
+        "tile", "first + 1 - C.WINDOW", "first + tokens - C.WINDOW"
     ),
 }

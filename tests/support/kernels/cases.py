@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.ops.linear import FP16_HEADERS, WeightFormat
+from surestep_kernels.linear import FP16_HEADERS, WeightFormat
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]

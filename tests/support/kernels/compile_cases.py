@@ -14,18 +14,18 @@ from gpu_sizes import Work, i32, kernels
 from support.kernels.compile_expert_cases import mixtures, quantised
 from support.kernels.compile_launch import BF16, FP32, META, Launch
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.attention.latent_attention import attend
-from surestep_kernels.gpu.attention.latent_choice import choose
-from surestep_kernels.gpu.attention.paged_attention import paged_attention
-from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.gpu.experts.route import route_sigmoid
-from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
-from surestep_kernels.gpu.step.shape_logits import shape_logits
-from surestep_kernels.mixers.head_projection import HeadProjection
-from surestep_kernels.mixers.kv_cache import FP8, LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.ops.route import SigmoidChoice
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Positions, Shaping
+from surestep_kernels.latent_attention.triton import attend
+from surestep_kernels.latent_choice.triton import choose
+from surestep_kernels.linear.sequential import TILES, Tile, multiply_into
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.paged_attention.triton import paged_attention
+from surestep_kernels.project_heads import HeadProjection
+from surestep_kernels.route import SigmoidChoice
+from surestep_kernels.route.triton import route_sigmoid
+from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
+from surestep_kernels.shape_logits.triton import shape_logits
+from surestep_kernels.store_kv import FP8, LayerCache
+from surestep_kernels.store_kv.triton import store_kv
 from torch import Tensor
 
 # Their cases look at values.

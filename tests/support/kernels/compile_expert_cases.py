@@ -13,9 +13,9 @@ from gpu_sizes import kernels
 from gpu_weights import EXPERT_PACK
 from support.kernels.compile_launch import BF16, META, Launch
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.experts.moe import moe
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_partials
-from surestep_kernels.ops.moe import PackedExperts, Router
+from surestep_kernels.linear.triton import ALL_WIDTHS, ONE_WIDTH, quantized_partials
+from surestep_kernels.moe import PackedExperts, Router
+from surestep_kernels.moe.triton import moe
 
 
 class _Experts(NamedTuple):

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from support.kernels.compile_launch import Launch
-from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
+from surestep_kernels.columns.gpu.dependent_launch import use_dependent_launches
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction

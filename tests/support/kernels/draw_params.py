@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from surestep_kernels.step.choose import DrawParams
+from surestep_kernels.choose import DrawParams
 from torch import Tensor
 
 OFF = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}

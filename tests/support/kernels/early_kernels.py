@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from support.kernels.compile_launch import META, Launch
-from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
 
 
 @DependentKernel

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from support.kernels.cases import row_bounds
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.latent_attention import LatentOps, store_latents
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.latent_attention import store_latents
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.table import LatentOps
 
 BLOCK_SIZE, WIDTH, VALUES, KEY, TOP_K = 8, 48, 40, 24, 20
 LENGTHS, COUNTS = (75, 7, 41, 600), (12, 7, 1, 5)  # of sequences, and their last tokens that run

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from support.kernels.cases import Context, row_bounds
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import LayerCache
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 LENGTHS, COUNTS = [1, 17, 64, 70, 150, 333], [1, 5, 1, 3, 100, 2]  # seen by, and of, each row

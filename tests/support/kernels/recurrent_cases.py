@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.recurrent_rows import ConvState, DeltaState, RecurrentRows
 from torch import Tensor
 
 TAPS = 4

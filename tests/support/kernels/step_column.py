@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.table import StepOps
 
 
 class StepColumn(NamedTuple):

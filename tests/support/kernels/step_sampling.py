@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.step.choose import Chosen
-from surestep_kernels.step.commit_step import Report, StopIds
-from surestep_kernels.step.shape_logits import Positions, Shaping
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.choose import Chosen
+from surestep_kernels.commit_step import Report, StopIds
+from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_worker.inputs.upload import upload
 from surestep_worker.sampling.table import SamplingBatch, SamplingTable
 from torch import Tensor

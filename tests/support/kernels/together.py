@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.products import linear as ops
-from surestep_kernels.gpu.products.fp8_rows import Factor
+from surestep_kernels.linear import triton as ops
+from surestep_kernels.linear.triton_fp8_rows import Factor
 from torch import Tensor
 
 

@@ -21,7 +21,7 @@ from support.parity.grammars import SOURCES
 from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
 from support.parity.poison import poison_idle
 from surestep_kernels import load_kernels
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.table import StepOps
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState

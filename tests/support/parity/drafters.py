@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from surestep_kernels.kernel_set import REFERENCE
+from surestep_kernels.table import REFERENCE
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
 from torch import Tensor

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 import torch
-from surestep_kernels.step.slot_state import SlotState
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.table import StepOps
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.head import HeadDrafter, HeadSteps

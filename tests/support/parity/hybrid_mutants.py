@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from surestep_kernels.mixers.recurrent import RecurrentRows
+from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.step import forward

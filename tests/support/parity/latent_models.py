@@ -14,8 +14,9 @@ import pytest
 import torch
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.parity.cases import EOS, VOCAB
-from surestep_kernels.mixers.latent_attention import choose_reference, store_latents
-from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.latent_attention import store_latents
+from surestep_kernels.latent_choice import latent_choice_reference
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.layers import latent_attention
 from surestep_worker.layers.latent_attention import Indexer, LatentAttention
 from surestep_worker.layers.moe import SparseMoe
@@ -142,7 +143,7 @@ def ties_to_the_highest_positions(patch: pytest.MonkeyPatch) -> None:
     def change(choose: Any, given: tuple[Any, ...]) -> Any:
         with pytest.MonkeyPatch.context() as within:
             within.setattr(torch, "sort", partial(sort, torch.sort))
-            return choose_reference(*given)
+            return latent_choice_reference(*given)
 
     _change_choice(patch, change)
 

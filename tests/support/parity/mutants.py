@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from surestep_kernels.step.choose import Chosen
-from surestep_kernels.step.commit_step import StopIds
-from surestep_kernels.step.shape_logits import Positions
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.choose import Chosen
+from surestep_kernels.commit_step import StopIds
+from surestep_kernels.shape_logits import Positions
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.table import StepOps
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.drafters.inputs import DraftInputs
 from surestep_worker.ledger.plan import Rows

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 from surestep_common.invariants import NULL_BLOCK
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.mixers.recurrent import RecurrentRows
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVSpec
 from surestep_worker.layers.batch import GroupPages, StepBatch

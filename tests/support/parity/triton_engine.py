@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import torch
 from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours
-from surestep_kernels.attention_backends import choose_attention
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.paged_attention import AttentionCase
+from surestep_kernels.paged_attention.backends import choose_attention
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model

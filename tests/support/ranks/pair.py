@@ -18,7 +18,7 @@ from support.parity.local_engine import Step
 from support.parity.mutants import RANK_MUTANTS
 from support.parity.triton_engine import build_triton_engine
 from support.ranks.spawn import started
-from surestep_kernels.step.step_ops import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.startup.built import Built

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from support.ranks.tensor_parallel import TIMEOUT_S
+from surestep_kernels.columns.products import probe
+from surestep_kernels.columns.products.families import Products
+from surestep_kernels.columns.products.probe_results import ProbeResult
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.products import probe
-from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.probe_results import ProbeResult
-from surestep_kernels.ops.linear import pack_linear_reference
+from surestep_kernels.linear import pack_linear_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.startup.products import choose_products

@@ -15,8 +15,8 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, in_one_group, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
-from surestep_kernels.ops.rounding import ROUNDINGS
-from surestep_kernels.step.fingerprint import row_fingerprints
+from surestep_kernels.fingerprint import row_fingerprints
+from surestep_kernels.linear import ROUNDINGS
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.cache.recurrent import RecurrentCache

@@ -1,9 +1,9 @@
-"""Draws with the noise of surestep_kernels.step.gumbel, and the argmax that settles them."""
+"""Draws with the noise of surestep_kernels.choose.gumbel, and the argmax that settles them."""
 
 from __future__ import annotations
 
 import torch
-from surestep_kernels.step.gumbel import gumbel_noise
+from surestep_kernels.choose import gumbel_noise
 
 _CHUNK = 1 << 18  # elements per pass: bounds the scratch memory, stays near the cache
 

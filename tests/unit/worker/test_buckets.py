@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.columns import HostColumn
+from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order, make_buckets
 from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size

@@ -8,8 +8,8 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.mixers.kv_cache import FP8, INT8
-from surestep_kernels.step.fingerprint import row_fingerprints
+from surestep_kernels.fingerprint import row_fingerprints
+from surestep_kernels.store_kv import FP8, INT8
 from surestep_worker.cache.kv_cache import (
     CACHE_DTYPES,
     KVCache,

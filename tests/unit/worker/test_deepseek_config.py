@@ -10,8 +10,8 @@ import pytest
 from support.checkpoints.deepseek import make_tiny_deepseek
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.kernel_set import REFERENCE
-from surestep_kernels.mixers.kv_cache import FP8, INT8
+from surestep_kernels.store_kv import FP8, INT8
+from surestep_kernels.table import REFERENCE
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.configs.deepseek import DeepseekConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from support.kernels.step_sampling import OPS
-from surestep_kernels.step.gather_step import StepInputs
-from surestep_kernels.step.slot_state import DraftIds
+from surestep_kernels.gather_step import StepInputs
+from surestep_kernels.slot_state import DraftIds
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.slot_memory import SlotMemory

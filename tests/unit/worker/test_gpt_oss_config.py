@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.attention_backends import choose_attention
+from surestep_kernels.paged_attention.backends import choose_attention
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.configs.gpt_oss import GptOssConfig

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from surestep_kernels.step.columns import HostColumn
+from surestep_kernels.step_columns import HostColumn
 from surestep_worker.inputs.buckets import Bucket, StepSize, make_buckets
 from surestep_worker.inputs.columns import StepColumns, padding
 from surestep_worker.step import graphs as module

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_kernels.step.ngram import ngram_reference
+from surestep_kernels.ngram import ngram_reference
 from surestep_worker.drafters.ngram import NgramDrafter
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.checkpoints.quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.ops.linear import dequantize
+from surestep_kernels.linear import dequantize
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization, Share

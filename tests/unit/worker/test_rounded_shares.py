@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.ops.rounding import INT4, INT8, ROUNDINGS, Rounding
+from surestep_kernels.linear import INT4, INT8, ROUNDINGS, Rounding
 from surestep_worker.checkpoint.model_folder import read_entries
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.configs.wanted_quantization import check_held, rounding_wanted

@@ -10,7 +10,7 @@ import torch
 from support.kernels.step_sampling import Rows, sample
 from support.kernels.step_sampling import shape as shape_all
 from support.references.sampling import choose, params, shape
-from surestep_kernels.step.choose import Chosen
+from surestep_kernels.choose import Chosen
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable

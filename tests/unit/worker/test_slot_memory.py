@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from surestep_kernels.step.write_runs import write_runs_reference
+from surestep_kernels.write_runs import write_runs_reference
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.columns import Extras
 from surestep_worker.inputs.slot_memory import SlotMemory

@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.kernels.step_sampling import verify
 from support.references.sampling import params
-from surestep_kernels.step.choose import Chosen
-from surestep_kernels.step.commit_step import Report
+from surestep_kernels.choose import Chosen
+from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 

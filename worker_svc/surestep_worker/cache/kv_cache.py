@@ -11,7 +11,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import FP8, INT8, LayerCache, with_scales
+from surestep_kernels.store_kv import FP8, INT8, LayerCache, with_scales
 
 from .kv_layout import KVLayout
 from .pages import zero_pages

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from surestep_common.invariants import IntArray, LedgerError
-from surestep_kernels.mixers.recurrent import ConvState, DeltaState
+from surestep_kernels.recurrent_rows import ConvState, DeltaState
 from torch import Tensor
 
 from .pages import zero_pages

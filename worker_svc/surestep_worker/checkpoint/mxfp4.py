@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.ops.quantized import E8M0_NAN, MXFP4_GROUP
+from surestep_kernels.linear import E8M0_NAN, MXFP4_GROUP
 from torch import Tensor
 
 from .schemes import Quantization, Read, Share, Stored, Types

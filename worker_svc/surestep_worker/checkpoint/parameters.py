@@ -21,8 +21,7 @@ from typing import NamedTuple, Self
 
 import torch
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.ops.quantized import concatenate
-from surestep_kernels.ops.rounding import Rounding
+from surestep_kernels.linear import Rounding, concatenate
 from torch import Tensor
 
 from surestep_worker.host.read_ahead import ReadAhead

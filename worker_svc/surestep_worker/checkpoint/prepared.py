@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
 from .held_weights import StaleWeights

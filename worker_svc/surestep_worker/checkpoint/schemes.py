@@ -12,8 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.ops.quantized import GROUP_MULTIPLE, MAX_GROUP
-from surestep_kernels.ops.rounding import Rounding
+from surestep_kernels.linear import GROUP_MULTIPLE, MAX_GROUP, Rounding
 from torch import Tensor
 
 FLOATS = ("F32", "BF16", "F16")

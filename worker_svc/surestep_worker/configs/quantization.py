@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.ops.quantized import GROUP_MULTIPLE
+from surestep_kernels.linear import GROUP_MULTIPLE
 
 from surestep_worker.checkpoint.gguf import Gguf
 from surestep_worker.checkpoint.json_fields import Fields

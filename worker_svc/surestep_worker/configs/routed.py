@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.ops.quantized import MXFP4_GROUP
+from surestep_kernels.linear import MXFP4_GROUP
 
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
-    from surestep_kernels.step.choose import DrawParams
-    from surestep_kernels.step.columns import HostColumn
-    from surestep_kernels.step.slot_state import SlotState
-    from surestep_kernels.step.step_ops import StepOps
+    from surestep_kernels.choose import DrawParams
+    from surestep_kernels.slot_state import SlotState
+    from surestep_kernels.step_columns import HostColumn
+    from surestep_kernels.table import StepOps
 
     from surestep_worker.cache.caches import Caches
     from surestep_worker.distributed.tensor_parallel import TensorParallel

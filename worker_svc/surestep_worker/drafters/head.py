@@ -17,12 +17,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 from surestep_common.invariants import FloatArray
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.step.choose import DrawParams, RowStatus
-from surestep_kernels.step.columns import HostColumn
-from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
-from surestep_kernels.step.slot_state import SlotState
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.choose import DrawParams, RowStatus
+from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.step_columns import HostColumn
+from surestep_kernels.table import StepOps
 from torch import Tensor
 
 from surestep_worker.layers.batch import GroupPages, StepBatch

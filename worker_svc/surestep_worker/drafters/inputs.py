@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple
 
-from surestep_kernels.step.choose import DrawParams
-from surestep_kernels.step.columns import Column
+from surestep_kernels.choose import DrawParams
+from surestep_kernels.step_columns import Column
 
 
 class DraftShape(NamedTuple):

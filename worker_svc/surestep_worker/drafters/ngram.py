@@ -9,7 +9,7 @@ import torch
 from .base import Drafts
 
 if TYPE_CHECKING:
-    from surestep_kernels.step.ngram import Ngram
+    from surestep_kernels.ngram import Ngram
 
 
 class NgramDrafter:

@@ -7,12 +7,12 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 from surestep_common.invariants import FloatArray, Int32Array
-from surestep_kernels.step.choose import DrawParams
-from surestep_kernels.step.columns import Column, HostColumn
-from surestep_kernels.step.commit_step import StopIds
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Masks, Penalties, Shaping
-from surestep_kernels.step.slot_state import StepRows
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.choose import DrawParams
+from surestep_kernels.commit_step import StopIds
+from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Shaping
+from surestep_kernels.slot_state import StepRows
+from surestep_kernels.step_columns import Column, HostColumn
+from surestep_kernels.write_runs import Runs
 
 from surestep_worker.drafters.inputs import HeadInputs
 from surestep_worker.ledger.positions import PooledTokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.slot_state import StepRows
+from surestep_kernels.slot_state import StepRows
 
 from surestep_worker.ledger.plan import BoolArray, IntArray, Rows, SnapshotRequests
 from surestep_worker.ledger.positions import (

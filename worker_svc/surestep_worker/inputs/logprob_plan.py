@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.columns import Column
+from surestep_kernels.step_columns import Column
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 

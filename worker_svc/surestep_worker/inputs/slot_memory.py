@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.slot_state import SlotState
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.write_runs import Runs
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import IntArray

@@ -12,8 +12,8 @@ from typing import Any, overload
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.columns import HostColumn
-from surestep_kernels.step.slot_state import StepRows
+from surestep_kernels.slot_state import StepRows
+from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens
-from surestep_kernels.mixers.head_projection import HeadProjection
-from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.dense_layer import DenseLayer, LayerTokens
+from surestep_kernels.project_heads import HeadProjection
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches

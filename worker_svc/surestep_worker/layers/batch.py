@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from surestep_kernels.mixers.dense_layer import LayerTokens
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.mixers.recurrent import RecurrentRows
+from surestep_kernels.dense_layer import LayerTokens
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent_rows import RecurrentRows
 from torch import Tensor
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from surestep_kernels.mixers.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
-from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
+from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches

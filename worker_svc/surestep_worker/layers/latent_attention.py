@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.mixers.latent_attention import store_latents
+from surestep_kernels.latent_attention import store_latents
 from torch import Tensor
 from torch.nn import functional
 

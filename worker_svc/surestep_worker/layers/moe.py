@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.ops.moe import Router
-from surestep_kernels.ops.route import SigmoidChoice
+from surestep_kernels.moe import Router
+from surestep_kernels.route import SigmoidChoice
 from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource

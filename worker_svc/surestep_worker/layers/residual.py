@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.ops.moe import Mixture, PackedExperts
+from surestep_kernels.moe import Mixture, PackedExperts
 from torch import Tensor
 
 from surestep_worker.distributed.tensor_parallel import TensorParallel

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
-from surestep_kernels.ops.rounding import INT8, Rounding
+from surestep_kernels.linear import INT8, Rounding
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.checkpoint.prepared import prepared

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet
-from surestep_kernels.ops.rounding import Rounding
+from surestep_kernels.linear import Rounding
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches

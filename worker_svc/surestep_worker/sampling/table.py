@@ -12,10 +12,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 from surestep_common.invariants import FloatArray, Int32Array
-from surestep_kernels.step.choose import DrawParams
-from surestep_kernels.step.columns import Column, HostColumn
-from surestep_kernels.step.commit_step import StopIds
-from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties
+from surestep_kernels.choose import DrawParams
+from surestep_kernels.commit_step import StopIds
+from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
+from surestep_kernels.step_columns import Column, HostColumn
 from surestep_proto import sampling_pb2 as pb
 
 from surestep_worker.ledger.plan import BoolArray, IntArray

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from surestep_common.kv_groups import KVGroups
 from surestep_kernels import KernelSet
-from surestep_kernels.mixers.kv_cache import INT8
+from surestep_kernels.store_kv import INT8
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import (

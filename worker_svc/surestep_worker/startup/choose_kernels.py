@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
-from surestep_kernels.ops.rounding import FP8, ROUNDINGS, Rounding
+from surestep_kernels.linear import FP8, ROUNDINGS, Rounding
 
 from surestep_worker.cache.kv_cache import CACHE_DTYPES
 from surestep_worker.checkpoint.schemes import Fp8
@@ -61,7 +61,7 @@ def choose_rounding(settings: WorkerSettings, source: ModelSource) -> Rounding |
 
 def _choose_launches(settings: WorkerSettings) -> None:
     """Set the launch mode of the whole process, before the first launch."""
-    from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
+    from surestep_kernels.columns.gpu.dependent_launch import use_dependent_launches
 
     use_dependent_launches(enabled=settings.programmatic_dependent_launch)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.products.probe_results import (
+from surestep_kernels.columns.products.probe_results import (
     Identity,
     ProbeResult,
     default_folder,
@@ -24,7 +24,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from surestep_kernels.gpu.products.families import ProductFamily, Products
+    from surestep_kernels.columns.products.families import ProductFamily, Products
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def choose_products(
     heartbeat.progress(supervisor_pb2.WARMING_UP)
     if kernels.products is None:
         return
-    from surestep_kernels.gpu.products.families import Products
+    from surestep_kernels.columns.products.families import Products
 
     products = kernels.products
     assert isinstance(products, Products)
@@ -64,8 +64,8 @@ def _choose(
     known: pb.WorkerInfo | None,
     folder: Path,
 ) -> None:
-    from surestep_kernels.gpu.products.families import ProductFamily
-    from surestep_kernels.gpu.products.probe import identity
+    from surestep_kernels.columns.products.families import ProductFamily
+    from surestep_kernels.columns.products.probe import identity
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     about = identity(products.weights, device)
@@ -89,7 +89,7 @@ def _choose(
 
 def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
     """Probe the GPU within _PROBE_S. If it cannot be probed, its bits count as unequal."""
-    from surestep_kernels.gpu.products.probe import probe
+    from surestep_kernels.columns.products.probe import probe
     from triton.errors import TritonError
 
     began = time.monotonic()
@@ -112,7 +112,7 @@ def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -
 
 def _agree(result: ProbeResult, gpu: Identity, tp: TensorParallel) -> ProductFamily:
     """Return one family for all ranks: SPLITS if the result or the GPU of any of them differs."""
-    from surestep_kernels.gpu.products.families import ProductFamily
+    from surestep_kernels.columns.products.families import ProductFamily
 
     own = torch.tensor([int(digest_of(gpu)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))

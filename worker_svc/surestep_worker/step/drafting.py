@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from surestep_common.errors import DrafterFault, InvalidRequest
 from surestep_common.invariants import LedgerError
-from surestep_kernels.step.slot_state import DraftIds, SlotState
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.slot_state import DraftIds, SlotState
+from surestep_kernels.table import StepOps
 from torch import Tensor
 from torch.nn import functional
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.mixers.recurrent import RecurrentRows
-from surestep_kernels.step.columns import HostColumn
-from surestep_kernels.step.gather_step import StepInputs
-from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.gather_step import StepInputs
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent_rows import RecurrentRows
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step_columns import HostColumn
+from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from surestep_common.errors import InternalError
-from surestep_kernels.step.columns import HostColumn
+from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
 from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order

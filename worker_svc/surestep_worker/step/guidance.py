@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.columns import HostColumn
-from surestep_kernels.step.shape_logits import Masks
-from surestep_kernels.step.slot_state import DraftIds, SlotState
+from surestep_kernels.shape_logits import Masks
+from surestep_kernels.slot_state import DraftIds, SlotState
+from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 

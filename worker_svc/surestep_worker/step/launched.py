@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from surestep_common.errors import InternalError
 from surestep_common.invariants import check_lengths
-from surestep_kernels.step.commit_step import Report
+from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.inputs.download import Download

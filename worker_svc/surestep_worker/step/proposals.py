@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 from surestep_common.errors import InternalError
-from surestep_kernels.step.slot_state import SlotState
+from surestep_kernels.slot_state import SlotState
 from torch import Tensor
 
 from surestep_worker.drafters import Drafter, Drafts, StatefulDrafter

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels.compilations import Compilations
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.table import StepOps
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel

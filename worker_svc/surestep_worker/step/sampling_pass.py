@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from surestep_kernels.step.choose import Chosen
-from surestep_kernels.step.shape_logits import Positions, Shaping
-from surestep_kernels.step.slot_state import SlotState
-from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.choose import Chosen
+from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 

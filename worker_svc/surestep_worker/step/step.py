@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.step.columns import HostColumn
-from surestep_kernels.step.step_ops import StepOps
-from surestep_kernels.step.write_runs import Runs
+from surestep_kernels.step_columns import HostColumn
+from surestep_kernels.table import StepOps
+from surestep_kernels.write_runs import Runs
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 

@@ -1,0 +1,1 @@
+"""What the implementations of all ops in one language share."""

@@ -1,1 +1,0 @@
-"""Attention in Triton or by flash-attn."""

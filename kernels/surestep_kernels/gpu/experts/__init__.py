@@ -1,1 +1,0 @@
-"""Routed experts in Triton."""

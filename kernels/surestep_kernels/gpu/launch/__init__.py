@@ -1,1 +1,0 @@
-"""How Triton kernels are launched, and which launches compile."""

@@ -1,1 +1,0 @@
-"""Convolution and gated delta rule in Triton."""

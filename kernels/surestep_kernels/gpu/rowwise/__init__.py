@@ -1,1 +1,0 @@
-"""Norms and activations in Triton."""

@@ -1,1 +1,0 @@
-"""The other ops of a step in Triton."""

@@ -1,1 +1,0 @@
-"""Torch references of attention and recurrent layers, and the caches they read."""

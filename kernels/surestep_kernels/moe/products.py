@@ -1,0 +1,217 @@
+"""The products of routed experts in Triton: those of many small matrices in one launch each.
+
+A program multiplies one tile of an expert's pairs by some of its columns, adds the bias, and
+applies the activation to gates. Weights are found by address, so that experts may be anywhere in
+memory. Each pair, a token and one of its experts, has its own line in the output.
+
+Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so that a tile of few
+pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
+sm_90. So a token does not depend on its neighbours. Where instructions of other widths were found
+to add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from surestep_kernels.clamped_swiglu.triton import clamped_swiglu_of
+from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.linear import PackedLinear, WeightFormat
+from surestep_kernels.linear.plain import plain_sums
+from surestep_kernels.linear.triton import ONE_WIDTH, quantized_sums
+from surestep_kernels.linear.triton_fp8_rows import Factor, quantize_rows
+from surestep_kernels.linear.weight_tile import MXFP4, padded_group, places
+
+from .reference import PackedExperts
+from .tiles import ExpertTiles, cut_tiles
+
+_BLOCK_K = 64
+_FP32_WIDTH = 16  # no instruction to keep
+_MANY = 64  # pairs of an expert that its weights are worth wider tiles for
+
+
+@triton.jit
+def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
+    """Apply the activation to gates, the first half of the columns, and ups, the second half."""
+    halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
+    gate, up = halves.permute(0, 2, 1).split()
+    if CLAMPED:
+        return clamped_swiglu_of(gate, up, limit)
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
+def _quantized(
+    x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+    E: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Return quantized_sums of the weight whose addresses are `at`."""
+    words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
+    scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
+    scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
+    groups = tl.cdiv(K, GROUP)
+    return quantized_sums(
+        x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
+        0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
+    )  # fmt: skip
+
+
+@DependentKernel
+@triton.jit(do_not_specialize=["capacity", "num_lines"])
+def _experts_kernel(
+    out_ptr,  # [P, N], or [P, N / 2] if GATED
+    x_ptr,  # [num_lines, K], or codes: see linear.py
+    x_scales_ptr,  # f32[groups, num_lines]; of codes only
+    addresses_ptr,  # i64[3, E] of weights [N, K] or words, of scales, of biases [N]
+    pairs_ptr,  # i32[E, capacity]
+    counts_ptr,  # i32[E]
+    experts_ptr,  # i32[B]
+    firsts_ptr,  # i32[B]
+    capacity,
+    num_lines,
+    N,
+    K,
+    limit,  # CLAMPED only
+    E: tl.constexpr,
+    PAIRS_PER_LINE: tl.constexpr,  # of x
+    GATED: tl.constexpr,
+    CLAMPED: tl.constexpr,  # by clamped_swiglu, else silu_and_mul
+    HAS_BIAS: tl.constexpr,
+    GROUP: tl.constexpr,  # as in linear.py; 0: the weights are plain
+    FORMAT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    expert = tl.load(experts_ptr + tl.program_id(0)).to(tl.int64)
+    if expert >= E:
+        return
+    listed = tl.load(firsts_ptr + tl.program_id(0)) + tl.arange(0, BLOCK_M)
+    mask = listed < tl.load(counts_ptr + expert)
+    pair = tl.load(pairs_ptr + expert * capacity + listed, mask=mask, other=0).to(tl.int64)
+    lines = tl.where(mask, pair // PAIRS_PER_LINE, num_lines)
+    # If GATED, half of a tile are gates and the other half what they gate, N / 2 further.
+    PART: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    width = N // 2 if GATED else N
+    j, begin = tl.arange(0, BLOCK_N), tl.program_id(1) * PART
+    columns, at = (begin + j % PART + j // PART * width).to(tl.int64), addresses_ptr + expert
+    if GROUP:
+        block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
+        block = begin // 16 + block % (PART // 16) + block // (PART // 16) * (width // 16)
+        out = _quantized(
+            x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+            E, GROUP, BLOCK_K, FORMAT,
+        )  # fmt: skip
+    else:
+        weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
+        steps = tl.cdiv(K, BLOCK_K)
+        out = plain_sums(
+            x_ptr, weight, lines, columns, num_lines, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST=True
+        )  # fmt: skip
+    if HAS_BIAS:
+        bias_ptr = tl.load(at + 2 * E).to(x_ptr.dtype)
+        out += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
+    out = tl.trans(out)
+    if GATED:
+        out = _gate(out, limit, CLAMPED, out_ptr.dtype.element_ty)
+    column = begin + tl.arange(0, PART)
+    to = out_ptr + pair[:, None] * width + column[None, :]
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
+
+
+class _Size(NamedTuple):
+    """The size of tiles."""
+
+    pairs: int
+    columns: int
+    num_warps: int
+
+
+def choose_size(pairs: int, experts: int, dtype: torch.dtype, widths: tuple[int, ...]) -> _Size:
+    """Choose by the mean number of pairs of an expert; `widths` as in linear.py."""
+    load = triton.cdiv(pairs, experts)
+    width = next((width for width in widths if width >= load), widths[-1])
+    if dtype is torch.float32:
+        return _Size(_FP32_WIDTH, 64, 4)
+    return _Size(width, 128, 8) if load >= _MANY else _Size(width, 64, 4)
+
+
+def run_experts(
+    x: Tensor,
+    experts: Tensor,
+    packed: PackedExperts,
+    widths: tuple[int, ...] = ONE_WIDTH,
+    *,
+    fp8_rows: bool = False,
+) -> Tensor:
+    """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
+
+    Lines of experts that are not packed are not written. `widths` are as in quantized_partials.
+    """
+    assert packed.addresses is not None
+    assert x.is_contiguous()
+    assert experts.is_contiguous()
+    pairs, num_experts, inner = experts.numel(), len(packed.down), packed.down[0].in_features
+    quantised = packed.gate_up[0].scales is not None and packed.down[0].scales is not None
+    size = choose_size(pairs, num_experts, x.dtype, widths if quantised else ONE_WIDTH)
+    tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
+    gate_up, down = packed.addresses
+    gated = x.new_empty(pairs, inner)
+    run = partial(_run, tiles=tiles, size=size, limit=packed.swiglu_limit, fp8_rows=fp8_rows)
+    run(gated, x, packed.gate_up[0], gate_up, gated=True)
+    made = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
+    run(made, gated, packed.down[0], down, gated=False)
+    return made
+
+
+def _run(
+    out: Tensor,
+    x: Tensor,
+    like: PackedLinear,
+    addresses: Tensor,
+    *,
+    tiles: ExpertTiles,
+    size: _Size,
+    gated: bool,
+    limit: float | None,
+    fp8_rows: bool,
+) -> None:
+    """Multiply each pair's line of x by its expert's weight; all are laid out as `like`."""
+    assert x.shape[1] == like.in_features
+    assert like.scales is not None or like.data.dtype is x.dtype
+    assert like.bias is None or like.bias.dtype is x.dtype
+    part = size.columns // 2 if gated else size.columns
+    width = like.out_features // 2 if gated else like.out_features
+    grid = len(tiles.experts), triton.cdiv(width, part)
+    fp8_rows = fp8_rows and like.format is WeightFormat.FP8
+    factor = quantize_rows(x, like.group_size) if fp8_rows else Factor(x, None)
+    _experts_kernel[grid](
+        out,
+        *factor,
+        addresses,
+        *tiles,
+        tiles.pairs.shape[1],
+        len(x),
+        like.out_features,
+        like.in_features,
+        limit or 0.0,
+        E=len(tiles.counts),
+        PAIRS_PER_LINE=len(out) // len(x),
+        GATED=gated,
+        CLAMPED=limit is not None,
+        HAS_BIAS=like.bias is not None,
+        GROUP=like.group_size,
+        FORMAT=int(like.format),
+        BLOCK_M=size.pairs,
+        BLOCK_N=size.columns,
+        BLOCK_K=padded_group(like.group_size) if like.group_size else _BLOCK_K,
+        num_warps=size.num_warps,
+        num_stages=4,
+    )

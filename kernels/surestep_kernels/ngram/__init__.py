@@ -1,0 +1,7 @@
+"""Draft what followed the last tokens where they stood before: prompt lookup."""
+
+from __future__ import annotations
+
+from .reference import Ngram, NgramDrafts, ngram_reference
+
+__all__ = ["Ngram", "NgramDrafts", "ngram_reference"]

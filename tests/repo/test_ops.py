@@ -1,0 +1,56 @@
+"""An op is a folder of kernels/surestep_kernels: its reference, its kernels, and a test."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from repo.source import PACKAGES, ROOT, tracked
+
+_PACKAGE = ROOT / PACKAGES["surestep_kernels"] / "surestep_kernels"
+_SHARED = {"columns"}  # what the implementations of all ops in one language share
+_TESTED_WITHIN = {"gather_tokens"}  # gather_step, which is made of it
+_COLUMNS = {"reference.py", "cpu.c", "triton.py"}
+_SYMBOL = re.compile(r"^\w[\w ]*\bsurestep_(\w+)\([^;{]*\{", re.MULTILINE)
+
+
+def _files() -> list[Path]:
+    names = [ROOT / name for name in tracked()]
+    return [path.relative_to(_PACKAGE) for path in names if path.is_relative_to(_PACKAGE)]
+
+
+def _ops() -> set[str]:
+    ops = {path.parts[0] for path in _files() if len(path.parts) > 1} - _SHARED
+    assert len(ops) > 20
+    return ops
+
+
+def test_an_op_has_a_door_and_a_reference() -> None:
+    files = {path.as_posix() for path in _files()}
+    needed = {f"{op}/{name}" for op in _ops() for name in ("__init__.py", "reference.py")}
+    assert needed - files == set()
+
+
+def test_an_op_is_in_one_folder() -> None:
+    """No other file or folder has its name, and its columns lie beside its door."""
+    ops, files = _ops(), _files()
+    code = [path for path in files if path.suffix != ".h"]  # others include headers
+    below = [path for path in code if ops & {path.stem, *path.parts[1:-1]}]
+    assert [path.as_posix() for path in below] == []
+    columns = [path for path in files if path.name in _COLUMNS]
+    assert [p.as_posix() for p in columns if len(p.parts) != 2 or p.parts[0] not in ops] == []
+
+
+def test_c_functions_are_defined_once() -> None:
+    sources = [path for path in _files() if path.suffix == ".c"]
+    found = [name for path in sources for name in _SYMBOL.findall((_PACKAGE / path).read_text())]
+    assert len(found) > 20
+    assert [name for name, count in Counter(found).items() if count > 1] == []
+
+
+def test_every_op_is_tested() -> None:
+    """A file of tests/kernels is named after it, or has its name."""
+    tests = [name for name in tracked() if name.startswith("tests/kernels/test_")]
+    text = "\n".join((ROOT / name).read_text() for name in tests)
+    assert {op for op in _ops() if not re.search(rf"\b{op}\b", text)} <= _TESTED_WITHIN
