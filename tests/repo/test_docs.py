@@ -120,3 +120,7 @@ def test_pages_name_files_that_are_there() -> None:
     }
     assert len(named) > 150
     assert sorted((page, name) for page, name in named if not any(ROOT.glob(name))) == []
+
+
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
