@@ -163,10 +163,11 @@ def _draft_judged(
         if getattr(request, name) is not None:
             raise UnsupportedParameter(f"'{name}' is not supported by a judge", param=name)
     processor.only_apart(len(pairs) > INLINE_PAIRS)
-    chats = [render_chat(processor, _question(processor, request, *pair)) for pair in pairs]
+    label_ids = judging_ids(processor)
+    rule = _rule(processor, label_ids)
+    chats = [render_chat(processor, _question(request, rule, *pair)) for pair in pairs]
     for chat in chats:
         bounded_text(chat.text, processor.tokenizer, request, info.max_pooled_len, param)
-    label_ids = judging_ids(processor)
 
     def finish(encoded: Sequence[list[int]]) -> PreparedInputs:
         fitted = [fit_input(ids, (), request, info, param) for ids in encoded]
@@ -190,24 +191,29 @@ def _texts(
     return Texts(named, add_special_tokens, named=True)
 
 
-def _question(
-    processor: TextProcessor, request: ScoreFields, query: str, document: str
-) -> TemplateFields:
+def _rule(processor: TextProcessor, label_ids: Sequence[int]) -> str | None:
+    """Return what a judge is told; None where the template has its own words for a pair."""
+    if processor.template.writes_pairs:
+        return None
+    no, yes = map(processor.tokenizer.word, label_ids)
+    return _RULE.format(yes=yes, no=no)
+
+
+def _question(request: ScoreFields, rule: str | None, query: str, document: str) -> TemplateFields:
     """Return the chat that asks for a judgement, as Qwen3-Reranker was trained to read it.
 
-    A template with the roles `query` and `document` (vLLM's score templates) has its own words.
+    A template with the roles `query` and `document` (vLLM's score templates) has no `rule`.
     """
     given = request.chat_template_kwargs or {}
-    if processor.template.writes_pairs:
+    task = given.get("instruction", request.instruction)
+    if rule is None:
         said = [("query", query), ("document", document)]
-        task = given.get("instruction", request.instruction)
         told = [("system", task)] if isinstance(task, str) else []
         given = given | ({"instruction": task} if task is not None else {})
     else:
-        no, yes = (processor.tokenizer.word(token) for token in judging_ids(processor))
-        task = given.get("instruction", request.instruction) or _TASK
+        task = task or _TASK
         said = [("user", f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {document}")]
-        told = [("system", _RULE.format(yes=yes, no=no))]
+        told = [("system", rule)]
         given = {"enable_thinking": False} | given
     messages = [{"role": role, "content": text} for role, text in (*told, *said)]
     return TemplateFields.model_validate({"messages": messages, "chat_template_kwargs": given})
