@@ -23,9 +23,9 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from .apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from .apis.invocations.job import INVOCATION
-from .apis.messages.job import COUNT, MESSAGE
+from .apis.messages.request import COUNT, MESSAGE
 from .apis.openai.job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from .apis.responses.job import CONTINUED, RESPONSE
+from .apis.responses.request import CONTINUED, RESPONSE
 from .generation.schema_check import CHECK
 from .text import wire
 from .text.body_bounds import TOO_MUCH_MEMORY, check_shape

@@ -14,10 +14,10 @@ from surestep_gateway.apis.conversation import Conversation, Json, shared_fields
 from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields
 from surestep_gateway.request.prepare import chat_texts, check_model, draft_chat_request
-from surestep_gateway.request.prompts import PreparedRequest
+from surestep_gateway.request.prompts import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.request.protocol import ChatRequest
 from surestep_gateway.request.unsupported import refuse_in_messages
-from surestep_gateway.text.job import Draft
+from surestep_gateway.text.job import Draft, Job, dump_bytes, load_bytes
 from surestep_gateway.text.text_processor import TextProcessor
 
 from .body import (
@@ -211,3 +211,7 @@ def _variables(body: MessagesBody) -> Json | None:
     enabled = body.thinking.type != "disabled"
     wanted = {"enable_thinking": enabled, "thinking": enabled}
     return wanted | (body.chat_template_kwargs or {})
+
+
+MESSAGE: Job[PreparedRequest] = Job(b"message", draft_message, dump_prepared, load_prepared)
+COUNT: Job[bytes] = Job(b"count", draft_count, dump_bytes, load_bytes)

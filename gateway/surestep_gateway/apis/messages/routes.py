@@ -21,8 +21,7 @@ from surestep_gateway.request.parse import renamed
 
 from .answer import MessageAnswer
 from .body import CountTokensRequest, MessagesRequest
-from .job import COUNT, MESSAGE
-from .request import FIELD_NAMES
+from .request import COUNT, FIELD_NAMES, MESSAGE
 
 _CREATE = Description(
     summary="Answer as a message of Anthropic's API.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,13 @@ from surestep_gateway.apis.conversation import Json, shared_fields
 from surestep_gateway.generation.json_text import json_text
 from surestep_gateway.request.parse import parse, parse_fields, renamed
 from surestep_gateway.request.prepare import draft_chat_request
-from surestep_gateway.request.prompts import PreparedRequest
+from surestep_gateway.request.prompts import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.request.protocol import ChatRequest
 from surestep_gateway.request.unsupported import refuse_in_responses
-from surestep_gateway.text.job import Draft
+from surestep_gateway.text.job import Draft, Job
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
-from surestep_gateway.text.wire import framed, unframed
+from surestep_gateway.text.wire import Parts, framed, unframed
 
 from .body import ResponseRequest, TextFormat
 from .items import (
@@ -205,3 +206,28 @@ def _asked(body: ResponseRequest) -> Json:
     if body.tools:
         asked["tools"] = [one for one in asked["tools"] if not is_left_out(one)]
     return asked | {"store": body.store is not False}
+
+
+def _dump(prepared: PreparedResponse) -> Parts:
+    """Serialise a request of the Responses API."""
+    about = {
+        "wanted": prepared.wanted,
+        "token": prepared.token,
+        "asked": prepared.asked,
+        "called": prepared.called,
+        "num_items": prepared.num_items,
+    }
+    chat = [] if prepared.chat is None else dump_prepared(prepared.chat)
+    return [json.dumps(about, ensure_ascii=False).encode(), prepared.items, *chat]
+
+
+def _load(parts: Sequence[bytes]) -> PreparedResponse:
+    about, items, *chat = parts
+    loaded = load_prepared(chat) if chat else None
+    fields = json.loads(about)
+    fields["called"] = {name: Called(*what) for name, what in fields["called"].items()}
+    return PreparedResponse(**fields, items=items, chat=loaded)
+
+
+RESPONSE: Job[PreparedResponse] = Job(b"response", draft_response, _dump, _load)
+CONTINUED: Job[PreparedResponse] = Job(b"continued", draft_continued, _dump, _load)

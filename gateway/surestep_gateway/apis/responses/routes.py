@@ -42,8 +42,7 @@ from surestep_gateway.text.wire import framed, unframed
 
 from .answer import ResponseAnswer
 from .body import ResponseRequest
-from .job import CONTINUED, RESPONSE
-from .request import FIELD_NAMES, PreparedResponse
+from .request import CONTINUED, FIELD_NAMES, RESPONSE, PreparedResponse
 from .running import Running
 from .store import Store, key_of
 
