@@ -20,8 +20,8 @@ from surestep_kernels.choose import RowStatus
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_proto import sampling_pb2 as pb
-from surestep_worker.inputs.upload import upload
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.transfer import upload
 
 VOCAB, WIDTH, PROMPT = 37, 24, 5
 DENORMAL, LARGEST = 1e-45, 3.4028234663852886e38

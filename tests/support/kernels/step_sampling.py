@@ -11,8 +11,8 @@ from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_worker.inputs.upload import upload
-from surestep_worker.sampling.table import SamplingBatch, SamplingTable
+from surestep_worker.step.sampling import SamplingBatch, SamplingTable
+from surestep_worker.step.transfer import upload
 from torch import Tensor
 
 OPS = load_kernels("cpu").step

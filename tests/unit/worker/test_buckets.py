@@ -17,15 +17,20 @@ from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order, make_buckets
-from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
-from surestep_worker.inputs.download import Download, Packed
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.logprob_plan import ScoredPositions
-from surestep_worker.inputs.upload import InputBuffer, Layout, upload
-from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
-from surestep_worker.ledger.slots import Slots
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.batch import Extras, Geometry, PassInputs, ScoredPositions, StepColumns
+from surestep_worker.step.buckets import (
+    Bucket,
+    StepSize,
+    find_bucket,
+    in_order,
+    make_buckets,
+    padding,
+    step_size,
+)
+from surestep_worker.step.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.slots import Slots
+from surestep_worker.step.transfer import Download, InputBuffer, Layout, Packed, upload
 
 CPU = torch.device("cpu")
 STALE = 0x7F7F7F7F

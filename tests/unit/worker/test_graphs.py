@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import torch
 from surestep_kernels.step_columns import HostColumn
-from surestep_worker.inputs.buckets import Bucket, StepSize, make_buckets
-from surestep_worker.inputs.columns import StepColumns, padding
 from surestep_worker.step import graphs as module
+from surestep_worker.step.batch import StepColumns
+from surestep_worker.step.buckets import Bucket, StepSize, make_buckets, padding
 from surestep_worker.step.graphs import GraphKind, Graphs, Queued
 
 NULL_SLOT = 8

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+    from surestep_common.invariants import IntArray
     from surestep_kernels import KernelSet
     from surestep_kernels.choose import DrawParams
     from surestep_kernels.slot_state import SlotState
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
 
     from surestep_worker.cache.caches import Caches
     from surestep_worker.distributed.tensor_parallel import TensorParallel
-    from surestep_worker.ledger.plan import IntArray
-    from surestep_worker.ledger.slots import Slots
     from surestep_worker.models import Model
-    from surestep_worker.sampling.table import SamplingTable
+    from surestep_worker.step.sampling import SamplingTable
+    from surestep_worker.step.slots import Slots
 
     from .inputs import DraftInputs, DraftShape, HeadInputs
 

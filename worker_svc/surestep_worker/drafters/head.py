@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from surestep_common.invariants import FloatArray
+from surestep_common.invariants import FloatArray, IntArray
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
@@ -26,9 +26,8 @@ from surestep_kernels.table import StepOps
 from torch import Tensor
 
 from surestep_worker.layers.batch import GroupPages, StepBatch
-from surestep_worker.ledger.plan import IntArray
-from surestep_worker.ledger.positions import offsets
 from surestep_worker.models.draft_head import DraftHead
+from surestep_worker.step.batch import offsets
 
 from .base import DraftContext, Drafts
 from .inputs import DraftInputs, DraftShape, HeadInputs

@@ -21,11 +21,11 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, DraftContext, KeepsState
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
-from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
-from surestep_worker.sampling.table import SamplingTable
-from surestep_worker.step.rank_context import RankContext
+from surestep_worker.step.context import RankContext
 from surestep_worker.step.runner import Runner
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.slots import Slots
 
 from .build_log import log_facts, show_progress
 from .built import Built

@@ -12,8 +12,7 @@ from surestep_proto import sampling_pb2, supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
-from surestep_worker.inputs.warm_up import EVERYTHING
-from surestep_worker.ledger.dummy_plan import add_admission, add_row
+from surestep_worker.step.buckets import EVERYTHING, add_admission, add_row
 from surestep_worker.step.runner import Runner
 
 _BLOCK = 1  # of every slot, everywhere: its content does not matter

@@ -19,8 +19,8 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
-from surestep_worker.ledger.dummy_plan import add_admission, add_row
-from surestep_worker.step.rank_context import RankContext
+from surestep_worker.step.buckets import add_admission, add_row
+from surestep_worker.step.context import RankContext
 from surestep_worker.step.runner import Runner
 
 _CHECK_S = 0.6  # most that the check may take: a rank should be back in seconds

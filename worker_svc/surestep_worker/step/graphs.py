@@ -20,12 +20,10 @@ from surestep_common.errors import InternalError
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
-from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order
-from surestep_worker.inputs.columns import StepColumns
-from surestep_worker.inputs.download import Packed
-from surestep_worker.inputs.upload import InputBuffer, Layout, keep_pinned
-
+from .batch import StepColumns
+from .buckets import Bucket, StepSize, find_bucket, in_order
 from .forward import PassOutputs
+from .transfer import InputBuffer, Layout, Packed, keep_pinned
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from surestep_common.invariants import Int32Array
+from surestep_common.invariants import Int32Array, IntArray
 from surestep_kernels.shape_logits import Masks
 from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_kernels.step_columns import HostColumn
@@ -20,12 +20,11 @@ from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.grammar.window import Ask, Window
-from surestep_worker.inputs.columns import Extras
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.upload import upload
-from surestep_worker.ledger.plan import IntArray, Rows
 
-from .rank_context import RankContext
+from .batch import Extras, Geometry
+from .context import RankContext
+from .plan import Rows
+from .transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,150 @@
-"""Fills in the StepResult that reports a step."""
+"""A step between its launch and its result."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from surestep_common.invariants import FloatArray
+from surestep_common.errors import InternalError
+from surestep_common.invariants import FloatArray, IntArray, check_lengths
+from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.ledger.plan import IntArray, Rows
-from surestep_worker.ledger.positions import PooledTokens
+from .batch import Geometry, PooledTokens
+from .context import RankContext
+from .drafting import Drafting
+from .guidance import Guided
+from .logprobs import LogprobPlan, Score
+from .plan import Rows, SnapshotRequests, check_caught_up
+from .transfer import Download
+
+
+class LaunchedStep(NamedTuple):
+    """What the host keeps of a step until its result."""
+
+    plan: pb.StepPlan
+    rows: Rows
+    requested: SnapshotRequests
+    geometry: Geometry
+    logprobs: LogprobPlan | None
+    drafter_skipped: bool
+    drafter_faults: int
+    guided: Guided
+    timings: pb.Timings  # those known at launch
+    launched_ns: int  # by perf_counter_ns
+
+
+class PendingStep:
+    """A step whose results are being copied to the host; implements Pending."""
+
+    def __init__(
+        self, context: RankContext, download: Download, launched: LaunchedStep, drafting: Drafting
+    ) -> None:
+        self._context, self._download, self._launched = context, download, launched
+        self._drafting = drafting
+
+    @property
+    def done(self) -> bool:
+        return self._download.arrived
+
+    def wait(self) -> None:
+        self._download.wait()
+
+    def finish(self) -> pb.StepResult:
+        began_ns = time.perf_counter_ns()
+        packed, error, fingerprint, non_finite, *read = self._download.tensors()
+        means, label_logits, *scores = read
+        if int(error):
+            raise InternalError("the device met a slot, block or position that does not exist")
+        num_rows = len(self._launched.rows)  # followed by padding
+        report = Report.of(packed[:num_rows].long())
+        outcome, pooled = self._outcome(report), self._launched.geometry.pooled
+        vectors = pooled_vectors(pooled, means, label_logits)
+        mark_non_finite_vectors(outcome, pooled, vectors)
+        taken = self._taken(report.folded.numpy())
+        self._commit(outcome, report)
+        result = self._result(outcome, report, int(fingerprint))
+        result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
+        self._report_snapshots(result, taken)
+        if self._context.tp.rank == 0:
+            fill_vectors(result, outcome, pooled, vectors)
+        logprobs = self._launched.logprobs
+        if logprobs is not None and self._context.tp.rank == 0:
+            geometry = self._launched.geometry
+            window = geometry.window_row
+            emitted = report.tokens[window], outcome.n_emitted[window]
+            logprobs.fill(result, geometry, *emitted, Score(*scores))
+        self._time(result, began_ns)
+        return result
+
+    def _outcome(self, report: Report) -> StepOutcome:
+        """Return what each row did. Raises LedgerError for one that began where no plan allows."""
+        rows = self._launched.rows
+        start: IntArray = report.len_before.numpy()
+        check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
+        columns = (
+            report.len_before,
+            report.n_drafts,
+            report.status,
+            report.n_accepted,
+            report.n_emitted,
+        )
+        return StepOutcome(*(column.numpy() for column in columns))
+
+    def _taken(self, folded: IntArray) -> IntArray:
+        """Return the indices of the requested snapshots that were taken."""
+        requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
+        after = np.zeros(slots.num_slots, dtype=np.int64)
+        after[rows.slot] = folded
+        before = slots.folded[requested.slot]
+        return np.flatnonzero(
+            (before < requested.length) & (requested.length <= after[requested.slot])
+        )
+
+    def _commit(self, outcome: StepOutcome, report: Report) -> None:
+        slots, rows = self._context.slots, self._launched.rows
+        slots.drafter_len[rows.slot] = report.drafter_len.numpy()
+        if self._drafting.has_state and not self._launched.drafter_skipped:
+            check_caught_up(rows, slots)
+        consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
+        consumed[outcome.status != pb.OK] = 0
+        counts = consumed, outcome.n_accepted, outcome.n_emitted
+        slots.commit(self._launched.plan.step, rows.slot, report.folded.numpy(), *counts)
+        self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
+
+    def _result(self, outcome: StepOutcome, report: Report, fingerprint: int) -> pb.StepResult:
+        plan, rows, slots = self._launched.plan, self._launched.rows, self._context.slots
+        rank = self._context.tp.rank
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
+        ids = emitted_ids(report.tokens, outcome.n_emitted)
+        result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
+        result.drafter_faults = self._launched.drafter_faults
+        result.drafter_skipped = self._launched.drafter_skipped
+        if rank == 0:
+            fill_rows(result, rows, outcome, ids)
+            self._launched.guided.report(result)
+            result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
+        return result
+
+    def _report_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
+        recurrent, requested = self._context.caches.recurrent, self._launched.requested
+        if recurrent is not None:
+            recurrent.mark_taken(requested.id[taken], requested.length[taken])
+            result.snapshot_ids_taken.extend(requested.id[taken].tolist())
+
+    def _time(self, result: pb.StepResult, began_ns: int) -> None:
+        """Fill in the timings. The host only sees when a device has done everything."""
+        now = time.perf_counter_ns()
+        result.timings.CopyFrom(self._launched.timings)
+        if self._context.synchronous:
+            result.timings.sample_us += (now - began_ns) // 1000
+        else:
+            result.timings.forward_us = (now - self._launched.launched_ns) // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +219,20 @@ def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:
     """Return the emitted ids, grouped by row: the first n_emitted [R] of tokens [R, K+1]."""
     ids: IntArray = tokens.numpy()[np.arange(tokens.shape[1]) < n_emitted[:, None]]
     return ids
+
+
+class Pending(Protocol):
+    """A step that has been launched."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `finish` has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Block until the device has finished the step. Called from any thread."""
+
+    def finish(self) -> pb.StepResult:
+        """Advance the host's slots and return the result. Call it in the order of launches.
+
+        Raises LedgerError, which ends the epoch.
+        """

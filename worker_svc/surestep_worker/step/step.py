@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from surestep_common.invariants import Int32Array
+from surestep_common.invariants import Int32Array, IntArray
 from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from surestep_kernels.write_runs import Runs
@@ -17,39 +17,20 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape, HeadInputs
-from surestep_worker.inputs.buckets import Bucket, make_buckets
-from surestep_worker.inputs.columns import (
-    Extras,
-    LaunchInputs,
-    PassInputs,
-    PooledColumns,
-    StepColumns,
-    padding,
-    step_size,
-)
-from surestep_worker.inputs.download import Download, Packed
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.logprob_plan import LogprobPlan
-from surestep_worker.inputs.slot_memory import SlotMemory
-from surestep_worker.inputs.upload import upload
-from surestep_worker.inputs.warm_up import EVERYTHING, warm_up_steps
-from surestep_worker.ledger.plan import (
-    NO_SNAPSHOTS,
-    IntArray,
-    Rows,
-    SnapshotRequests,
-    read_snapshots,
-    without_drafts,
-)
+from surestep_worker.host.phases import Phases
 
+from .batch import Extras, Geometry, LaunchInputs, PassInputs, PooledColumns, StepColumns
+from .buckets import EVERYTHING, Bucket, make_buckets, padding, step_size, warm_up_steps
+from .context import RankContext
 from .drafting import Drafted, Drafting
-from .forward import ForwardPass, PassOutputs, PassShape
+from .forward import ANY_CHOICE, ForwardPass, PassOutputs, PassShape, SamplingPass, SamplingShape
 from .graphs import CapturedStep, GraphKind, Graphs, Queued
 from .guidance import Guidance, Guided
-from .launched import LaunchedStep, PendingStep
-from .phases import Phases
-from .rank_context import RankContext
-from .sampling_pass import ANY_CHOICE, SamplingPass, SamplingShape
+from .logprobs import LogprobPlan
+from .plan import NO_SNAPSHOTS, Rows, SnapshotRequests, read_snapshots, without_drafts
+from .result import LaunchedStep, PendingStep
+from .slots import SlotMemory
+from .transfer import Download, Packed, upload
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import FloatArray, Int32Array
+from surestep_common.invariants import BoolArray, FloatArray, Int32Array, IntArray
 from surestep_kernels.choose import DrawParams
 from surestep_kernels.commit_step import StopIds
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
 from surestep_kernels.step_columns import Column, HostColumn
 from surestep_proto import sampling_pb2 as pb
-
-from surestep_worker.ledger.plan import BoolArray, IntArray
-
-from .logprob_params import LogprobParams
 
 T = TypeVar("T")
 Number = TypeVar("Number", np.int32, np.float32)
@@ -225,3 +221,23 @@ def _forbidden(which: Int32Array, entries: Sequence[_Entry]) -> Forbidden[Int32A
         until=_joined([w.until for w in entries], np.int32),
         first=_words([w.prompt_len for w in entries]),
     )
+
+
+class LogprobParams:
+    """Which log-probabilities each slot has reported, with how many alternatives.
+
+    The NULL slot has none.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.emitted, self.prompt = np.zeros((2, num_slots + 1), dtype=np.bool_)
+        self.num_top, self.num_top_prompt = np.zeros((2, num_slots + 1), dtype=np.int64)
+
+    def admit(self, slot: int, params: pb.SamplingParams) -> None:
+        self.emitted[slot] = params.want_logprobs
+        self.prompt[slot] = params.want_prompt_logprobs
+        self.num_top[slot] = params.num_top_logprobs
+        self.num_top_prompt[slot] = params.num_top_prompt_logprobs
+
+    def free(self, slot: int) -> None:
+        self.emitted[slot] = self.prompt[slot] = False

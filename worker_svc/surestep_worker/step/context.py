@@ -13,12 +13,12 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter
 from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.host.threads import StepThreads
 from surestep_worker.layers.pooling import PoolingSums
-from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import Model
-from surestep_worker.sampling.table import SamplingTable
 
-from .threads import StepThreads
+from .sampling import SamplingTable
+from .slots import Slots
 
 
 class RankContext(NamedTuple):
