@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.step.batch import Extras, Geometry, PassInputs, StepColumns
+from surestep_worker.step.batch import Extras, Geometry, StepColumns
 from surestep_worker.step.buckets import (
     Bucket,
     find_bucket,
@@ -95,9 +95,16 @@ def make(
     """Arrays of a step."""
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    sampling = table.batch(geometry.window_slot, geometry.position_window)
-    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
+    columns = StepColumns(
+        rows=geometry.rows,
+        max_drafts=geometry.max_drafts,
+        hidden_index=geometry.hidden_index,
+        head=None,
+        position_window=geometry.position_window,
+        draw=table.draw(geometry.window_slot),
+        stops=table.stops(geometry.window_slot),
+    )
+    return columns, geometry
 
 
 def _bucket(columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int) -> Bucket | None:

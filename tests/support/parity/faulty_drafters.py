@@ -93,7 +93,7 @@ class _FaultyHeadSteps(HeadSteps):
 
 @DRAFTERS.register("faulty-mtp")
 def _faulty_mtp(config: SpeculativeConfig, context: DraftContext) -> HeadDrafter:
-    temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
+    temperature = DraftTemperature(context.num_slots, config.draft_temperature)
     return _FaultyHead(context, temperature)
 
 

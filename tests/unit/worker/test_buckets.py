@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.step.batch import Extras, Geometry, PassInputs, ScoredPositions, StepColumns
+from surestep_worker.step.batch import Extras, Geometry, ScoredPositions, StepColumns
 from surestep_worker.step.buckets import (
     Bucket,
     StepSize,
@@ -53,11 +53,17 @@ def rows_of(max_drafts: list[int], prompts: list[int]) -> Rows:
 def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns[HostColumn], Geometry]:
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    sampling = SamplingTable(slots.num_slots, 100).batch(
-        geometry.window_slot, geometry.position_window
+    table = SamplingTable(slots.num_slots, 100)
+    columns = StepColumns(
+        rows=geometry.rows,
+        max_drafts=geometry.max_drafts,
+        hidden_index=geometry.hidden_index,
+        head=None,
+        position_window=geometry.position_window,
+        draw=table.draw(geometry.window_slot),
+        stops=table.stops(geometry.window_slot),
     )
-    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
+    return columns, geometry
 
 
 def make_slots(num_slots: int) -> Slots:
@@ -147,7 +153,7 @@ def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
     layout = Layout(empty, input_buffer.words)
     input_buffer.words.fill_(STALE)
     input_buffer.send(layout, columns, Extras())
-    sent = layout.columns.inputs.rows
+    sent = layout.columns.rows
     assert sent.slot.tolist() == [*geometry.rows.slot, *[9] * more]
     real = int(geometry.width.sum())
     assert sent.cu_rows.tolist() == [*geometry.rows.cu_rows, *[real] * more]

@@ -9,7 +9,7 @@ import numpy as np
 from surestep_common.invariants import BoolArray, Int32Array, IntArray
 from surestep_kernels.choose import DrawParams
 from surestep_kernels.commit_step import StopIds
-from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Shaping
+from surestep_kernels.shape_logits import Shaping
 from surestep_kernels.slot_state import StepRows
 from surestep_kernels.step_columns import Column
 from surestep_kernels.write_runs import Runs
@@ -200,22 +200,16 @@ def _words(column: IntArray | BoolArray) -> Int32Array:
     return column.astype(np.int32)
 
 
-class PassInputs(NamedTuple, Generic[Column]):
-    """Inputs of a forward pass of R rows.
+class StepColumns(NamedTuple, Generic[Column]):
+    """What every step sends; a captured step reads it at fixed addresses, followed by padding.
 
-    N positions are sampled, P positions of prompts are scored, Q are pooled.
+    R rows in V windows: N positions are sampled, P positions of prompts scored, Q pooled.
     """
 
     rows: StepRows[Column]
     max_drafts: Column  # i32[R] that the drafter may propose
     hidden_index: Column  # i32[N + P + Q] into the step's tokens
     head: HeadInputs[Column] | None  # of a draft head that drafts within the pass
-
-
-class StepColumns(NamedTuple, Generic[Column]):
-    """What every step sends; a captured step reads it at fixed addresses, followed by padding."""
-
-    inputs: PassInputs[Column]
     position_window: Column  # i32[N]
     draw: DrawParams[Column]  # [V]
     stops: StopIds[Column]  # [V]
@@ -253,16 +247,9 @@ class Extras(NamedTuple, Generic[Column]):
     """What only some steps send."""
 
     differences: Runs[Column] | None = None  # of the slots, to be applied first
-    biases: Biases[Column] | None = None
-    penalties: Penalties[Column] | None = None
-    forbidden: Forbidden[Column] | None = None
+    shaping: Shaping[Column] = Shaping()
     scored: ScoredPositions[Column] | None = None
     pooled: PooledColumns[Column] | None = None
-    masks: Masks[Column] | None = None
-
-    @property
-    def shaping(self) -> Shaping[Column]:
-        return Shaping(self.biases, self.penalties, self.forbidden, self.masks)
 
     @property
     def plain(self) -> bool:

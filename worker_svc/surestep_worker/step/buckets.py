@@ -23,7 +23,7 @@ from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters.inputs import HeadInputs
 
-from .batch import Geometry, PassInputs, StepColumns
+from .batch import Geometry, StepColumns
 from .plan import Rows
 from .slots import Slots
 
@@ -216,13 +216,12 @@ def add_row(
 
 def step_size(columns: StepColumns[HostColumn], geometry: Geometry) -> StepSize | None:
     """Return the room that a step takes in a bucket, None if there are no buckets for its kind."""
-    inputs = columns.inputs
     if not len(geometry.width) or len(geometry.prompt.row) or len(geometry.pooled.token):
         return None
     tokens, longest = int(geometry.width.sum()), int(geometry.width.max())
-    if inputs.head is not None:
-        tokens = max(tokens, len(inputs.head.token_row))
-        longest = max(longest, int(inputs.rows.catch_up.max()))
+    if columns.head is not None:
+        tokens = max(tokens, len(columns.head.token_row))
+        longest = max(longest, int(columns.rows.catch_up.max()))
     return StepSize(
         rows=len(geometry.width),
         window=1 + int(geometry.max_drafts.max()),
@@ -240,7 +239,7 @@ def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColu
     without belonging to it: they lie behind its end.
     """
     rows, tokens, positions = bucket.rows, bucket.tokens, bucket.positions
-    inputs = PassInputs(
+    return StepColumns(
         rows=StepRows(
             slot=_words(rows, null_slot),
             cu_rows=_words(rows + 1),
@@ -258,9 +257,10 @@ def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColu
         max_drafts=_words(rows),
         hidden_index=_words(positions),
         head=_no_drafts(bucket) if has_draft_head else None,
+        position_window=_words(positions, rows - 1),
+        draw=_no_draw(rows),
+        stops=StopIds(_words(rows + 1), _words(bucket.stops)),
     )
-    stops = StopIds(_words(rows + 1), _words(bucket.stops))
-    return StepColumns(inputs, _words(positions, rows - 1), _no_draw(rows), stops)
 
 
 def _no_drafts(bucket: Bucket) -> HeadInputs[HostColumn]:

@@ -17,36 +17,30 @@ from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 
+from surestep_worker.cache.caches import Caches
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
 from surestep_worker.host.phases import Phases
 from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.pooling import PoolingSums
+from surestep_worker.models import Model
 
-from .batch import Extras, Geometry, PassInputs, PooledColumns, StepColumns
-from .context import RankContext
+from .batch import Extras, PooledColumns, StepColumns
 from .drafting import Drafted, Drafting
 from .logprobs import score_positions
-from .sampling import SamplingBatch
 from .transfer import Packed
 
 
-class PassShape(NamedTuple):
-    """What decides which kernels of a pass run; everything else is on the device."""
+class Shape(NamedTuple):
+    """What decides which kernels of a step run; everything else is on the device."""
 
     max_tokens: int  # of a row
-    draft: DraftShape
-
-    @classmethod
-    def of(cls, geometry: Geometry, sampling: SamplingBatch[HostColumn]) -> PassShape:
-        """Return the shape of a pass that is launched for one step alone."""
-        most_drafts = int(geometry.max_drafts.max(initial=0))
-        most_behind = int(geometry.rows.catch_up.max(initial=0))
-        draft = DraftShape(most_drafts, most_behind, sampling.random, sampling.truncated)
-        return cls(int(geometry.width.max(initial=0)), draft)
+    draft: DraftShape  # random, truncated: true of the windows' choices, too
+    max_num_logprobs: int = 0  # most alternatives of any scored position
 
 
 class PassOutputs(NamedTuple):
@@ -60,6 +54,7 @@ class PassOutputs(NamedTuple):
     hidden: Tensor  # [N + P + Q, H] final, of sampled, scored and pooled positions
     choices: Tensor  # i32[N + P + Q, L] what indexers chose for them, where ranks compare it
     error: Tensor  # i32[1] error word of slot_state
+    packed: Packed | None = None  # results for the host; None: sampling is not queued yet
 
 
 class ForwardPass:
@@ -67,30 +62,31 @@ class ForwardPass:
 
     def __init__(
         self,
-        context: RankContext,
+        model: Model,
+        caches: Caches,
         ops: StepOps,
         state: SlotState,
         drafting: Drafting,
         phases: Phases,
     ) -> None:
-        self._context, self._ops, self._state, self._drafting = context, ops, state, drafting
-        self._phases = phases
+        self._model, self._caches, self._ops, self._state = model, caches, ops, state
+        self._drafting, self._phases = drafting, phases
 
     def __call__(
-        self, inputs: PassInputs, shape: PassShape, drafted: Drafted | None = None
+        self, columns: StepColumns, shape: Shape, drafted: Drafted | None = None
     ) -> PassOutputs:
         """Queue a pass, drafting included unless `drafted` holds the drafts already."""
-        rows, kv = inputs.rows, self._context.caches.kv
+        rows, kv = columns.rows, self._caches.kv
         if drafted is None:
-            most = inputs.max_drafts
-            draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, inputs.head)
+            most = columns.max_drafts
+            draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, columns.head)
             drafted = self.draft(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
         gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        made = self._forward(rows, gathered, inputs.hidden_index, shape.max_tokens)
+        made = self._forward(rows, gathered, columns.hidden_index, shape.max_tokens)
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
         )
@@ -102,12 +98,12 @@ class ForwardPass:
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        none = torch.empty(len(hidden_index), 0, dtype=torch.int32, device=self._context.device)
+        none = torch.empty(len(hidden_index), 0, dtype=torch.int32, device=hidden_index.device)
         if not len(inputs.token_ids):  # the plan only frees slots
-            return torch.empty(0, 1, device=self._context.device), none
+            return torch.empty(0, 1, device=hidden_index.device), none
         index = hidden_index.long()
         batch = _batch(self._state, rows, inputs, index, max_tokens)
-        hidden = self._context.model.forward(batch, self._context.caches)
+        hidden = self._model.forward(batch, self._caches)
         sums = batch.choice.sums
         return hidden[index], torch.stack(sums, dim=1)[index] if sums else none
 
@@ -139,32 +135,28 @@ def _batch(
     )
 
 
-class SamplingShape(NamedTuple):
-    """What decides which kernels sample; everything else is on the device."""
-
-    random: bool  # some window draws
-    truncated: bool  # and restricts what it draws from
-    max_num_logprobs: int = 0  # most alternatives of any scored position
-
-
-ANY_CHOICE = SamplingShape(random=True, truncated=True)
-
-
 class SamplingPass:
     """Queues it on the device. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
-        self, context: RankContext, ops: StepOps, state: SlotState, phases: Phases
+        self,
+        model: Model,
+        pooling: PoolingSums,
+        tp: TensorParallel,
+        ops: StepOps,
+        state: SlotState,
+        phases: Phases,
     ) -> None:
-        self._context, self._ops, self._state, self._phases = context, ops, state, phases
+        self._model, self._pooling, self._tp = model, pooling, tp
+        self._ops, self._state, self._phases = ops, state, phases
 
     def __call__(
-        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, shape: SamplingShape
+        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, shape: Shape
     ) -> Packed:
         """Queue the end of a step; return what the host reads."""
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
         scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
-        logits = self._context.model.logits(scored).float() if len(scored) else scored
+        logits = self._model.logits(scored).float() if len(scored) else scored
         vectors, label_logits = self._pool(extras.pooled, pooled)
         self._phases.enter(pb.SAMPLING)
         keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
@@ -194,11 +186,11 @@ class SamplingPass:
         if columns is None:
             return nothing, nothing
         slot, row_slot, num_tokens, last, label_ids = (column.long() for column in columns)
-        self._context.pooling.add(slot, hidden)
-        means = self._context.pooling.mean(row_slot, num_tokens)
+        self._pooling.add(slot, hidden)
+        means = self._pooling.mean(row_slot, num_tokens)
         if not label_ids.shape[1]:
             return means, nothing
-        return means, self._context.model.logits(hidden[last]).float().gather(1, label_ids)
+        return means, self._model.logits(hidden[last]).float().gather(1, label_ids)
 
     def _choose(
         self,
@@ -206,7 +198,7 @@ class SamplingPass:
         outputs: PassOutputs,
         logits: Tensor,
         shaping: Shaping,
-        shape: SamplingShape,
+        shape: Shape,
     ) -> Chosen:
         """Choose the token of every position. All ranks get the choice of rank 0."""
         window, inputs = columns.position_window, outputs.inputs
@@ -220,6 +212,6 @@ class SamplingPass:
             self._ops.shape_logits(z, where, shaping)
         chosen = self._ops.choose(
             z, window, inputs.lengths, columns.draw,
-            random=shape.random, truncated=shape.truncated,
+            random=shape.draft.random, truncated=shape.draft.truncated,
         )  # fmt: skip
-        return Chosen._make(self._context.tp.broadcast(column) for column in chosen)
+        return Chosen._make(self._tp.broadcast(column) for column in chosen)

@@ -80,7 +80,7 @@ def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
     mine = gap.gather(1, token_id)
     ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
     logprobs = logits.log_softmax(dim=1)
-    top_ids = top_tokens(gap, width).ids
+    top_ids = top_tokens(gap, width)
     return Score(
         logprobs.gather(1, token_id).squeeze(1),
         1 + ahead.sum(dim=1),
@@ -154,20 +154,13 @@ def score_positions(
     return score(logits[index], ids, min(width, logits.shape[1]))
 
 
-class TopTokens(NamedTuple):
-    """The best tokens of each row, best first; equal gaps in order of id."""
-
-    ids: torch.Tensor  # i64[N,M]
-    gap: torch.Tensor  # f32[N,M]
-
-
-def top_tokens(gap: torch.Tensor, width: int) -> TopTokens:
-    """Return the `width` tokens with the smallest gaps f32[N,V], >= 0, to the best one."""
+def top_tokens(gap: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the ids i64[N,width] with the smallest gaps f32[N,V], >= 0; among equals the lowest."""
     # One integer holds gap and id: floats that are not negative sort like their bits.
     key = gap.view(torch.int32).long()
     key.bitwise_left_shift_(32).bitwise_or_(torch.arange(gap.shape[1], device=gap.device))
     head = _smallest(key, width)
-    return TopTokens(head & 0xFFFFFFFF, (head >> 32).int().view(torch.float32))
+    return head & 0xFFFFFFFF
 
 
 def _smallest(key: torch.Tensor, width: int) -> torch.Tensor:

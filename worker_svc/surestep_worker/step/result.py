@@ -15,136 +15,179 @@ from surestep_common.invariants import FloatArray, IntArray, check_lengths
 from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
+from surestep_worker.cache.recurrent import RecurrentCache
+
 from .batch import Geometry, PooledTokens
-from .context import RankContext
 from .drafting import Drafting
 from .guidance import Guided
 from .logprobs import LogprobPlan, Score
+from .order import StepOrder
 from .plan import Rows, SnapshotRequests, check_caught_up
+from .slots import Slots
 from .transfer import Download
 
 
 class LaunchedStep(NamedTuple):
     """What the host keeps of a step until its result."""
 
-    plan: pb.StepPlan
     rows: Rows
     requested: SnapshotRequests
     geometry: Geometry
     logprobs: LogprobPlan | None
+    guided: Guided
+    download: Download
     drafter_skipped: bool
     drafter_faults: int
-    guided: Guided
     timings: pb.Timings  # those known at launch
     launched_ns: int  # by perf_counter_ns
+
+
+class Pending(Protocol):
+    """A step that has been launched, as the step loop sees it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `finish` has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Block until the device has finished the step. Called from any thread."""
+
+    def finish(self) -> pb.StepResult:
+        """Advance the host's slots and return the result. Call it in the order of launches.
+
+        Raises LedgerError, which ends the epoch.
+        """
 
 
 class PendingStep:
     """A step whose results are being copied to the host; implements Pending."""
 
-    def __init__(
-        self, context: RankContext, download: Download, launched: LaunchedStep, drafting: Drafting
-    ) -> None:
-        self._context, self._download, self._launched = context, download, launched
-        self._drafting = drafting
+    def __init__(self, results: Results, plan: pb.StepPlan, launched: LaunchedStep) -> None:
+        self._results, self._plan, self._launched = results, plan, launched
 
     @property
     def done(self) -> bool:
-        return self._download.arrived
+        return self._launched.download.arrived
 
     def wait(self) -> None:
-        self._download.wait()
+        self._launched.download.wait()
 
     def finish(self) -> pb.StepResult:
+        return self._results.read(self._plan, self._launched)
+
+
+class Results:
+    """Reads the results of steps: checks them, advances the host's slots, and reports them."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        recurrent: RecurrentCache | None,
+        drafting: Drafting,
+        order: StepOrder,
+        rank: int,
+    ) -> None:
+        self._slots, self._recurrent = slots, recurrent
+        self._drafting, self._order, self._rank = drafting, order, rank
+
+    def read(self, plan: pb.StepPlan, launched: LaunchedStep) -> pb.StepResult:
+        """Return the result of a plan's step that has arrived. Raises LedgerError."""
         began_ns = time.perf_counter_ns()
-        packed, error, fingerprint, non_finite, *read = self._download.tensors()
+        packed, error, fingerprint, non_finite, *read = launched.download.tensors()
         means, label_logits, *scores = read
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
-        num_rows = len(self._launched.rows)  # followed by padding
+        num_rows = len(launched.rows)  # followed by padding
         report = Report.of(packed[:num_rows].long())
-        outcome, pooled = self._outcome(report), self._launched.geometry.pooled
+        outcome, pooled = _outcome(launched.rows, report), launched.geometry.pooled
         vectors = pooled_vectors(pooled, means, label_logits)
         mark_non_finite_vectors(outcome, pooled, vectors)
-        taken = self._taken(report.folded.numpy())
-        self._commit(outcome, report)
-        result = self._result(outcome, report, int(fingerprint))
+        taken = self._taken(launched, report.folded.numpy())
+        self._commit(plan.step, launched, outcome, report)
+        result = self._result(plan, launched, outcome, report, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
-        self._report_snapshots(result, taken)
-        if self._context.tp.rank == 0:
+        self._report_snapshots(result, launched.requested, taken)
+        if self._rank == 0:
             fill_vectors(result, outcome, pooled, vectors)
-        logprobs = self._launched.logprobs
-        if logprobs is not None and self._context.tp.rank == 0:
-            geometry = self._launched.geometry
-            window = geometry.window_row
-            emitted = report.tokens[window], outcome.n_emitted[window]
-            logprobs.fill(result, geometry, *emitted, Score(*scores))
-        self._time(result, began_ns)
+            _fill_logprobs(result, launched, report, outcome, scores)
+        result.timings.CopyFrom(launched.timings)
+        self._order.finished(result.timings, launched.launched_ns, began_ns)
         return result
 
-    def _outcome(self, report: Report) -> StepOutcome:
-        """Return what each row did. Raises LedgerError for one that began where no plan allows."""
-        rows = self._launched.rows
-        start: IntArray = report.len_before.numpy()
-        check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
-        columns = (
-            report.len_before,
-            report.n_drafts,
-            report.status,
-            report.n_accepted,
-            report.n_emitted,
-        )
-        return StepOutcome(*(column.numpy() for column in columns))
-
-    def _taken(self, folded: IntArray) -> IntArray:
+    def _taken(self, launched: LaunchedStep, folded: IntArray) -> IntArray:
         """Return the indices of the requested snapshots that were taken."""
-        requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
+        requested, slots = launched.requested, self._slots
         after = np.zeros(slots.num_slots, dtype=np.int64)
-        after[rows.slot] = folded
+        after[launched.rows.slot] = folded
         before = slots.folded[requested.slot]
         return np.flatnonzero(
             (before < requested.length) & (requested.length <= after[requested.slot])
         )
 
-    def _commit(self, outcome: StepOutcome, report: Report) -> None:
-        slots, rows = self._context.slots, self._launched.rows
+    def _commit(
+        self, step: int, launched: LaunchedStep, outcome: StepOutcome, report: Report
+    ) -> None:
+        slots, rows = self._slots, launched.rows
         slots.drafter_len[rows.slot] = report.drafter_len.numpy()
-        if self._drafting.has_state and not self._launched.drafter_skipped:
+        if self._drafting.has_state and not launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0
         counts = consumed, outcome.n_accepted, outcome.n_emitted
-        slots.commit(self._launched.plan.step, rows.slot, report.folded.numpy(), *counts)
+        slots.commit(step, rows.slot, report.folded.numpy(), *counts)
         self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
 
-    def _result(self, outcome: StepOutcome, report: Report, fingerprint: int) -> pb.StepResult:
-        plan, rows, slots = self._launched.plan, self._launched.rows, self._context.slots
-        rank = self._context.tp.rank
-        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
+    def _result(
+        self,
+        plan: pb.StepPlan,
+        launched: LaunchedStep,
+        outcome: StepOutcome,
+        report: Report,
+        fingerprint: int,
+    ) -> pb.StepResult:
+        rows, slots = launched.rows, self._slots
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self._rank)
         ids = emitted_ids(report.tokens, outcome.n_emitted)
         result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
-        result.drafter_faults = self._launched.drafter_faults
-        result.drafter_skipped = self._launched.drafter_skipped
-        if rank == 0:
+        result.drafter_faults = launched.drafter_faults
+        result.drafter_skipped = launched.drafter_skipped
+        if self._rank == 0:
             fill_rows(result, rows, outcome, ids)
-            self._launched.guided.report(result)
+            launched.guided.report(result)
             result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
 
-    def _report_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
-        recurrent, requested = self._context.caches.recurrent, self._launched.requested
-        if recurrent is not None:
-            recurrent.mark_taken(requested.id[taken], requested.length[taken])
+    def _report_snapshots(
+        self, result: pb.StepResult, requested: SnapshotRequests, taken: IntArray
+    ) -> None:
+        if self._recurrent is not None:
+            self._recurrent.mark_taken(requested.id[taken], requested.length[taken])
             result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
-    def _time(self, result: pb.StepResult, began_ns: int) -> None:
-        """Fill in the timings. The host only sees when a device has done everything."""
-        now = time.perf_counter_ns()
-        result.timings.CopyFrom(self._launched.timings)
-        if self._context.synchronous:
-            result.timings.sample_us += (now - began_ns) // 1000
-        else:
-            result.timings.forward_us = (now - self._launched.launched_ns) // 1000
+
+def _outcome(rows: Rows, report: Report) -> StepOutcome:
+    """Return what each row did. Raises LedgerError for one that began where no plan allows."""
+    start: IntArray = report.len_before.numpy()
+    check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
+    columns = (
+        *(report.len_before, report.n_drafts, report.status),
+        *(report.n_accepted, report.n_emitted),
+    )
+    return StepOutcome(*(column.numpy() for column in columns))
+
+
+def _fill_logprobs(
+    result: pb.StepResult,
+    launched: LaunchedStep,
+    report: Report,
+    outcome: StepOutcome,
+    scores: Sequence[torch.Tensor],
+) -> None:
+    """Fill in the log-probabilities that are reported of the step, if any are."""
+    if launched.logprobs is not None:
+        window = launched.geometry.window_row
+        emitted = report.tokens[window], outcome.n_emitted[window]
+        launched.logprobs.fill(result, launched.geometry, *emitted, Score(*scores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +262,3 @@ def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:
     """Return the emitted ids, grouped by row: the first n_emitted [R] of tokens [R, K+1]."""
     ids: IntArray = tokens.numpy()[np.arange(tokens.shape[1]) < n_emitted[:, None]]
     return ids
-
-
-class Pending(Protocol):
-    """A step that has been launched."""
-
-    @property
-    def done(self) -> bool:
-        """Whether `finish` has nothing to wait for."""
-
-    def wait(self) -> None:
-        """Block until the device has finished the step. Called from any thread."""
-
-    def finish(self) -> pb.StepResult:
-        """Advance the host's slots and return the result. Call it in the order of launches.
-
-        Raises LedgerError, which ends the epoch.
-        """

@@ -11,11 +11,10 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
-from .context import RankContext
 from .plan import PlanBounds, Rows, check_rows, most_tokens, read_rows
 from .result import Pending
 from .slots import extend_groups
-from .step import StepLauncher
+from .step import RankContext, StepLauncher
 
 
 class Runner:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from surestep_common.invariants import BoolArray, FloatArray, Int32Array, IntArray
 from surestep_kernels.choose import DrawParams
 from surestep_kernels.commit_step import StopIds
-from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
-from surestep_kernels.step_columns import Column, HostColumn
+from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Shaping
+from surestep_kernels.step_columns import HostColumn
 from surestep_proto import sampling_pb2 as pb
 
 T = TypeVar("T")
@@ -23,18 +23,6 @@ Number = TypeVar("Number", np.int32, np.float32)
 
 _NEVER = np.iinfo(np.int32).max
 _NEUTRAL = pb.SamplingParams(top_p=1, repetition_penalty=1)
-
-
-class SamplingBatch(NamedTuple, Generic[Column]):
-    """Sampling parameters of V windows with N positions; None for those that no window has."""
-
-    draw: DrawParams[Column]
-    stops: StopIds[Column]
-    biases: Biases[Column] | None
-    penalties: Penalties[Column] | None
-    forbidden: Forbidden[Column] | None
-    random: bool  # some window draws
-    truncated: bool  # and restricts what it draws from
 
 
 class _Entry(NamedTuple):
@@ -154,8 +142,12 @@ class SamplingTable:
         draws = self.draws(slots)
         return bool(draws.any()), bool((draws & self._truncates[slots]).any())
 
-    def batch(self, slots: IntArray, position_window: Int32Array) -> SamplingBatch[HostColumn]:
-        """Return parameters of windows in slots [V], from the window of each position [N]."""
+    def stops(self, slots: IntArray) -> StopIds[HostColumn]:
+        """Return the ids that end the requests in slots [V]."""
+        return StopIds(*_ragged([self._entries[slot].stops for slot in slots.tolist()]))
+
+    def shaping(self, slots: IntArray, position_window: Int32Array) -> Shaping[HostColumn]:
+        """Return how windows in slots [V] shape the logits of positions with these windows [N]."""
         entries = [self._entries[slot] for slot in slots.tolist()]
 
         def some(make: Callable[[Int32Array, list[_Entry]], T], has: BoolArray) -> T | None:
@@ -165,15 +157,10 @@ class SamplingTable:
                 return None
             return make(np.flatnonzero(windows[position_window]).astype(np.int32), entries)
 
-        random, truncated = self.draw_flags(slots)
-        return SamplingBatch(
-            draw=self.draw(slots),
-            stops=StopIds(*_ragged([entry.stops for entry in entries])),
+        return Shaping(
             biases=some(_biases, self._biased),
             penalties=some(_penalties, self._penalised),
             forbidden=some(_forbidden, self._forbidden),
-            random=random,
-            truncated=truncated,
         )
 
 

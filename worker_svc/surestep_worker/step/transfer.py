@@ -9,14 +9,12 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.slot_state import StepRows
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs
 
 from .batch import Extras, LaunchInputs, StepColumns
-from .sampling import SamplingBatch
 
 Tree = tuple[Any, ...]  # a named tuple of columns and of such tuples
 
@@ -35,9 +33,7 @@ def upload(tree: Extras[HostColumn], device: torch.device) -> Extras: ...
 @overload
 def upload(tree: DraftInputs[HostColumn], device: torch.device) -> DraftInputs: ...
 @overload
-def upload(tree: SamplingBatch[HostColumn], device: torch.device) -> SamplingBatch: ...
-@overload
-def upload(tree: StepRows[HostColumn], device: torch.device) -> StepRows: ...
+def upload(tree: Tree, device: torch.device) -> Any: ...
 def upload(tree: Tree, device: torch.device) -> Any:
     """Return the same named tuples, with tensors on the device instead of arrays.
 
