@@ -18,9 +18,10 @@ from surestep_proto import scheduler_pb2, vllm_engine_pb2
 from surestep_proto.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
+from surestep_scheduler.service.requests import CacheOwners
+
 from .config import SchedulerSettings
 from .engine.engine import Engine
-from .service.cache_owners import CacheOwners
 from .service.service import SchedulerService
 from .vllm.service import VllmService
 

@@ -32,7 +32,7 @@ _PURE = tuple(
     f"scheduler_svc/surestep_scheduler/{path}"
     for path in (
         *("core/", "cache/", "policy/", "engine/wire.py", "speculation/draft_length.py"),
-        *("recovery/poison.py", "recovery/non_finite.py"),
+        "recovery/poison.py",
     )
 )
 _IMPURE = {"torch", "grpc", "asyncio", "time", "socket", "os", "threading", "logging", "random"}

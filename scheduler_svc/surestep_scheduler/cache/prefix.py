@@ -22,8 +22,9 @@ from hashlib import blake2b
 
 from surestep_common.kv_groups import ALL, KVGroups
 
+from surestep_scheduler.cache.blocks import BlockTable
+
 from .blocks import BlockPool
-from .tables import BlockTable
 
 
 class PrefixChain:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from surestep_common.kv_groups import ALL
 
 from surestep_scheduler.cache import prefix
-from surestep_scheduler.cache.blocks import BlockPool
+from surestep_scheduler.cache.blocks import BlockPool, BlockTable
 from surestep_scheduler.cache.snapshots import SnapshotCache
-from surestep_scheduler.cache.tables import BlockTable
 
 from .limits import Limits
 from .sequence import Sequence

@@ -13,12 +13,12 @@ from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedPar
 from surestep_common.invariants import LABEL_LOGITS, MEAN
 from surestep_common.sampling_ranges import check_vocab
 
+from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import PrefixChain
-from surestep_scheduler.cache.tables import BlockTable
+from surestep_scheduler.core.tenants import ActiveTenant
 from surestep_scheduler.speculation.acceptance import AcceptanceStats
 
 from .limits import Limits
-from .tenants import ActiveTenant
 
 _PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
 _PARTS = 3  # of what a step would take of a prompt, in the other shape

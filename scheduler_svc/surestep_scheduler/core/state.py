@@ -12,9 +12,10 @@ from surestep_common.errors import InvalidRequest
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.snapshots import SnapshotCache
+from surestep_scheduler.core.slots import Tables
+from surestep_scheduler.core.tenants import Tenants
 from surestep_scheduler.recovery.incidents import Replay
-from surestep_scheduler.recovery.non_finite import NonFiniteWatch
-from surestep_scheduler.recovery.poison import CANARY, PoisonSearch
+from surestep_scheduler.recovery.poison import CANARY, NonFiniteWatch, PoisonSearch
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
@@ -25,8 +26,6 @@ from .messages import Freed, Plan
 from .queue import WaitingQueue
 from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
-from .tables import Tables
-from .tenants import Tenants
 
 
 class SchedulerState:

@@ -11,11 +11,9 @@ from surestep_common.invariants import IntArray
 from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.engine.timeline import RecentSteps, StepTimes
 from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
 from surestep_scheduler.speculation.learnt_costs import Expected
-
-from .recent_steps import RecentSteps
-from .step_times import StepTimes
 
 
 def classify(plan: Plan) -> StepClass:

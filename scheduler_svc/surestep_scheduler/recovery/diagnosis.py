@@ -11,8 +11,9 @@ from surestep_common.other_releases import name_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
+from surestep_scheduler.recovery.poison import NonFiniteLogits
+
 from .incidents import Cause
-from .non_finite import NonFiniteLogits
 from .poison import NO_LOSS, OUTSIDE_LOSS, WHOLE_LOSS
 
 _STILL_S = 1.5  # three ticks of an idle rank, and less than a connection waits for a ping's answer

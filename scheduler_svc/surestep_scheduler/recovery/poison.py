@@ -1,4 +1,4 @@
-"""The search for a poison request: one that ends the workers. Candidates are halved, at last alone.
+"""The search for a poison request, one that ends the workers: candidates are halved, at last alone.
 
 When workers are lost, every request with rows in unanswered plans may have done it, at a position
 between what was committed and what it may have come to: its window. After a first loss all of them
@@ -17,13 +17,47 @@ until they are past everything that they had come to.
 
 Losses that are explained by signals from outside count an eighth, so that a few of them make no
 request a suspect.
+
+Logits that are not finite have a rule of their own. A request is computed again from nothing at its
+first failure, and fails at its second. When several requests have their first failure within a few
+steps, the workers are at fault.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from surestep_common.errors import SurestepError
+
+_WINDOW = 16  # steps
+_REQUESTS = 2  # that fail within the window
+_TRUST = 1000  # steps for which workers that were replaced in vain, or not, are not replaced again
+
+
+class NonFiniteLogits(SurestepError):
+    """The workers compute nonsense for one request after the other."""
+
+
+class NonFiniteWatch:
+    """First failures of requests, over all epochs. Steps are numbered over all epochs too."""
+
+    def __init__(self) -> None:
+        self._failures: deque[int] = deque(maxlen=_REQUESTS)  # steps
+        self._trusted_until = 0  # step
+
+    def observe(self, num_requests: int, step: int) -> None:
+        """Count requests that failed for the first time in a step.
+
+        Raises NonFiniteLogits when the workers are to be replaced.
+        """
+        self._failures.extend([step] * num_requests)
+        many = len(self._failures) == _REQUESTS and step - self._failures[0] < _WINDOW
+        if num_requests and many and step >= self._trusted_until:
+            self._trusted_until = step + _TRUST
+            raise NonFiniteLogits(f"{_REQUESTS} requests met logits that were not finite")
+
 
 CANARY = "canary"  # id of the scheduler's own request that shows whether the workers live
 

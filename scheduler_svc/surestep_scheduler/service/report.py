@@ -14,7 +14,7 @@ from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.engine import Engine
-from surestep_scheduler.engine.step_times import BOUNDS_S, StepTimes
+from surestep_scheduler.engine.timeline import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
 from surestep_scheduler.recovery.incidents import Cause, Incident
 from surestep_scheduler.recovery.poison import CANARY

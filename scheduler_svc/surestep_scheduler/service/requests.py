@@ -1,19 +1,115 @@
-"""From the wire to a Request, with every range checked."""
+"""From the wire to a Request: every range is checked, and everything is settled that was left open.
+
+What is settled is reported by the first chunk. From then on the request is complete: neither
+another epoch, with workers that may have other defaults, nor another scheduler, to which the client
+names what was settled, changes its tokens.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from surestep_common.access import shown_key
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import check_labels, check_name, check_prompt_logprobs
+from surestep_common.request_bounds import (
+    check_entries,
+    check_labels,
+    check_name,
+    check_prompt_logprobs,
+)
+from surestep_common.sampling_defaults import SHAPING
 from surestep_common.sampling_ranges import check_sampling, check_vocab
 from surestep_proto import sampling_pb2, scheduler_pb2
+from surestep_proto.sampling_pb2 import SamplingDefaults
+from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams
+from surestep_proto.worker_pb2 import WorkerInfo
 
 from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.recovery.poison import CANARY
+
+
+class CacheOwners:
+    """The owners of requests: clients by their gRPC keys, others as the gateway says."""
+
+    def __init__(self, keys: Sequence[str], *, shared: bool) -> None:
+        """`keys` of gRPC clients; `shared`: all requests have one owner."""
+        self._keys = [key.encode() for key in keys]
+        self._names = [f"grpc {blake2b(key, digest_size=16).hexdigest()}" for key in self._keys]
+        self._shared = shared
+
+    def settle(self, request: scheduler_pb2.GenerateRequest, metadata: Any) -> None:
+        """Write the owner into a request that came with this metadata, and into its grammar.
+
+        Raises InvalidRequest where a client with a key of its own names another owner.
+        """
+        index = shown_key(metadata, self._keys)
+        if index is not None:
+            if request.cache_owner:
+                raise InvalidRequest(
+                    "cache_owner is for gateways: a key of this scheduler is an owner by itself, "
+                    "and cache_salt tells its own clients apart",
+                    param="cache_owner",
+                )
+            request.cache_owner = self._names[index]
+        if self._shared:
+            request.cache_owner = ""
+        if request.sampling.HasField("grammar"):
+            request.sampling.grammar.owner = request.cache_owner
+
+
+def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -> ResolvedParams:
+    """Set every field of `message` that is open, and add the end-of-sequence tokens.
+
+    Values that are given are taken as they are, also wrong ones: see `parse_request`. Raises
+    InvalidRequest or RequestTooLarge for more of them than are worth a look.
+    """
+    check_entries(message.sampling)
+    sampling, defaults = message.sampling, model.defaults
+    if message.HasField("resolved"):
+        _take(message)
+    for name in SHAPING:
+        if not sampling.HasField(name):
+            setattr(sampling, name, getattr(defaults, name))
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(64)
+    message.max_tokens = _max_tokens(message, defaults, max_request_len)
+    if not message.ignore_eos:
+        given = set(sampling.stop_token_ids)
+        sampling.stop_token_ids.extend(id_ for id_ in model.eos_token_ids if id_ not in given)
+    shaping = {name: getattr(sampling, name) for name in SHAPING}
+    return ResolvedParams(**shaping, seed=sampling.seed, max_tokens=message.max_tokens)
+
+
+def _take(message: GenerateRequest) -> None:
+    """Take the values that the request was begun with elsewhere."""
+    resolved, sampling = message.resolved, message.sampling
+    for name in (*SHAPING, "seed"):
+        setattr(sampling, name, getattr(resolved, name))
+    message.max_tokens = resolved.max_tokens
+
+
+def _max_tokens(message: GenerateRequest, defaults: SamplingDefaults, max_request_len: int) -> int:
+    """Return the most tokens to emit.
+
+    The operator's limit is for requests that begin here. What is under way keeps its length, and a
+    client that lies about that could as well send its tokens as the prompt of a new request.
+    """
+    room = max(max_request_len - len(message.prompt_ids), 1)  # prompts too long are refused later
+    limits = [room]
+    if defaults.max_tokens_limit and not message.emitted_ids:
+        limits.append(defaults.max_tokens_limit)
+    if message.HasField("max_tokens"):
+        limits.append(message.max_tokens)
+    elif defaults.max_tokens:
+        limits.append(defaults.max_tokens)
+    return min(limits)
+
 
 MOST_PRIORITY = 10  # either way: beyond that a request might as well be the only one
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3

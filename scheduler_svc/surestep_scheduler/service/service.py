@@ -16,14 +16,13 @@ from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
 from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.open_requests import Outbox
+from surestep_scheduler.service.outboxes import batches, ended_chunk
+from surestep_scheduler.service.requests import CacheOwners, resolve
 
 from . import report
-from .cache_owners import CacheOwners
-from .chunks import batches, ended_chunk
 from .outboxes import Outboxes
 from .request_spans import tell
 from .requests import ended, parse_request
-from .resolve import resolve
 
 _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
 _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say of it

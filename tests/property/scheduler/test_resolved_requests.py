@@ -10,7 +10,7 @@ from surestep_common.sampling_defaults import SHAPING
 from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_proto.worker_pb2 import WorkerInfo
-from surestep_scheduler.service.resolve import resolve
+from surestep_scheduler.service.requests import resolve
 
 UNIT = st.floats(0.125, 1, width=32)
 SHAPES: dict[str, st.SearchStrategy[Any]] = {

@@ -27,7 +27,7 @@ from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.non_finite import NonFiniteLogits
+from surestep_scheduler.recovery.poison import NonFiniteLogits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
 

@@ -16,7 +16,7 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 from surestep_scheduler.recovery.diagnosis import Diagnosis, OperatorRestart, diagnose
 from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog, Replay
-from surestep_scheduler.recovery.non_finite import NonFiniteLogits
+from surestep_scheduler.recovery.poison import NonFiniteLogits
 
 
 def incident(epoch: int, at: float = 0.0) -> Incident:

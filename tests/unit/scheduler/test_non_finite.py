@@ -11,7 +11,7 @@ from surestep_common.errors import InvalidRequest, ModelFault
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Sequence
-from surestep_scheduler.recovery.non_finite import NonFiniteLogits
+from surestep_scheduler.recovery.poison import NonFiniteLogits
 
 MODEL = FakeModel()
 PROMPT = [*range(30)]

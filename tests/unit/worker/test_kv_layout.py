@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.kv_groups import ALL
-from surestep_worker.cache.kv_layout import KVLayout, Place
+from surestep_worker.cache.kv_cache import KVLayout, Place
 
 WINDOWS = st.lists(st.sampled_from([ALL, ALL, 128, 128, 512]), min_size=1, max_size=48)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from surestep_worker.cache.pages import zero_pages
+from surestep_worker.cache.kv_cache import zero_pages
 from torch import Tensor
 
 MB = 1 << 20

@@ -1,8 +1,16 @@
-"""The paged key/value cache of one rank."""
+"""The paged key/value cache of one rank, and which layer of a model lies where in its blocks.
+
+Layers that see the same positions are put into groups of about the same number of layers. A block
+belongs to one group at a time and holds a page of each of its layers; layer n of every group lies
+in the same memory. So blocks of one size serve all groups, and what one has no use for, another
+may have.
+"""
 
 from __future__ import annotations
 
 import math
+import mmap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -10,11 +18,62 @@ from typing import NamedTuple, TypeVar
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import NULL_BLOCK
+from surestep_common.kv_groups import ALL
 from surestep_kernels import KernelSet
 from surestep_kernels.store_kv import FP8, INT8, LayerCache, with_scales
+from torch import Tensor
 
-from .kv_layout import KVLayout
-from .pages import zero_pages
+
+def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Return zeros, on the CPU as untouched pages of the system, which are free until used.
+
+    Filling gigabytes would be the largest part of a worker's recovery. An allocator of C would do
+    that: what it takes for one of some threads it clears, up to 32 MB.
+    """
+    if device != "cpu" or not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+class Place(NamedTuple):
+    """Where a layer lies."""
+
+    group: int
+    layer: int  # of a block
+
+
+class KVLayout(NamedTuple):
+    """Groups of layers, those that see all positions first."""
+
+    windows: tuple[int, ...]  # by group: positions that a token sees, ALL or with itself
+    places: tuple[Place, ...]  # by layer, those of a draft head last
+    num_layers: int  # of a block that are for the model's layers; behind them are a draft head's
+
+    @classmethod
+    def of(cls, windows: Sequence[int], num_draft_layers: int, *, keeps_hidden: bool) -> KVLayout:
+        """Lay out layers with these `windows`, and those of a draft head.
+
+        What a draft head reads and writes is kept for all positions, in group 0, since it may have
+        any number of them to catch up with. Where no layer of the model sees them all, windows
+        would save nothing then.
+        """
+        by_window = defaultdict[int, list[int]](list)
+        needs_all = (keeps_hidden or num_draft_layers > 0) and ALL not in windows
+        for layer, window in enumerate(windows):
+            by_window[ALL if needs_all else window].append(layer)
+        least = min(map(len, by_window.values()), default=1)
+        groups, places = list[int](), [Place(0, 0)] * len(windows)
+        for window, layers in sorted(by_window.items()):
+            num_groups = max(1, round(len(layers) / least))
+            for i, layer in enumerate(layers):
+                places[layer] = Place(len(groups) + i % num_groups, i // num_groups)
+            groups += [window] * num_groups
+        num_layers = max((place.layer + 1 for place in places), default=0)
+        drafting = (Place(0, num_layers + i) for i in range(num_draft_layers))
+        return cls(tuple(groups) or (ALL,), (*places, *drafting), num_layers)
+
 
 T = TypeVar("T")
 

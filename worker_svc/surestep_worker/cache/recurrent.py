@@ -15,7 +15,7 @@ from surestep_common.invariants import IntArray, LedgerError
 from surestep_kernels.recurrent_rows import ConvState, DeltaState
 from torch import Tensor
 
-from .pages import zero_pages
+from surestep_worker.cache.kv_cache import zero_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

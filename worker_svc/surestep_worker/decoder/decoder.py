@@ -25,8 +25,7 @@ from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack, Mixer
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
 from surestep_worker.layers.latent_attention import LatentAttention
-from surestep_worker.layers.norm import output_bound, take_norm
-from surestep_worker.layers.residual import Residual
+from surestep_worker.layers.residual import Residual, output_bound, take_norm
 
 from .draft_head import DraftHead
 from .family import MakeFeedForward

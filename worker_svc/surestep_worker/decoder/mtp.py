@@ -20,8 +20,7 @@ from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
 from surestep_worker.layers.embedding import Embedding, OutputHead, Vocabulary
 from surestep_worker.layers.linear import take_linear
-from surestep_worker.layers.norm import take_norm
-from surestep_worker.layers.residual import Residual
+from surestep_worker.layers.residual import Residual, take_norm
 
 PREFIX = "mtp."  # of its parameters
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.layers.residual import take_norm
 
 from .attention import Attention
 from .batch import StepBatch
 from .context import LayerContext
 from .mlp import GatedMlp
-from .norm import take_norm
 from .residual import Residual, Share
 
 Mixer = Callable[[Tensor, StepBatch, Caches], Share]

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from surestep_worker.cache.pages import zero_pages
+from surestep_worker.cache.kv_cache import zero_pages
 from surestep_worker.configs.rope import MAX_POSITION
 
 _SUM_BITS = 62  # of a signed sum; one is spare

@@ -1,9 +1,9 @@
 """What a step queues on the device: draft, gather, forward; then logits, choice and commit.
 
-The first part reads the slots and what the host has sent, and never waits for the host: a CUDA graph
-can hold it. Its outputs are small, because every graph keeps memory for them; intermediate tensors
-share it. Which kernels the second part runs depends on the sampling parameters. The graph of a whole
-step holds those of steps that only choose tokens from the logits as they are, in any way.
+The first part reads the slots and what the host has sent, and never waits for the host: a CUDA
+graph can hold it. Its outputs are small, because every graph keeps memory for them; intermediate
+tensors share it. Which kernels the second part runs depends on the sampling parameters. The graph
+of a whole step holds those of steps that only choose tokens from the logits as they are.
 """
 
 from __future__ import annotations

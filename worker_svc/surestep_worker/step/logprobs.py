@@ -155,7 +155,7 @@ def score_positions(
 
 
 def top_tokens(gap: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the ids i64[N,width] with the smallest gaps f32[N,V], >= 0; among equals the lowest."""
+    """Return ids i64[N,width] of the smallest gaps f32[N,V], >= 0; the lowest id among equals."""
     # One integer holds gap and id: floats that are not negative sort like their bits.
     key = gap.view(torch.int32).long()
     key.bitwise_left_shift_(32).bitwise_or_(torch.arange(gap.shape[1], device=gap.device))

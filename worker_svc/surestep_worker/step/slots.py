@@ -15,7 +15,7 @@ from surestep_kernels.slot_state import SlotState
 from surestep_kernels.write_runs import Runs
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.cache.pages import zero_pages
+from surestep_worker.cache.kv_cache import zero_pages
 
 _LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
 

@@ -24,8 +24,7 @@ from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
 from surestep_worker.layers.embedding import Embedding, OutputHead, OutputRows, Vocabulary
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
 from surestep_worker.layers.mlp import GatedMlp, mlp_table
-from surestep_worker.layers.norm import take_norm
-from surestep_worker.layers.residual import Residual
+from surestep_worker.layers.residual import Residual, take_norm
 from surestep_worker.models.llama.config import LlamaConfig
 
 from .config import Eagle3Config
