@@ -25,7 +25,7 @@ from .vllm_flags import vllm_flags
 
 _TOKEN = f"{ENV_PREFIX}HF_TOKEN"
 _VLLM_PREFIX = "VLLM_"
-_NO_VARIABLE = "not read; docs/vllm.md names the variables that are"
+_NO_VARIABLE = "not read; docs/use/vllm.md names the variables that are"
 
 _EMBEDDING_TASKS = ("embed", "embedding")  # of --task, which vLLM had before it had --runner
 
