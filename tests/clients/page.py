@@ -26,8 +26,7 @@ FEATURES = (
 
 
 _SAID = """\
-What the scripts assert; `scripts/clients` runs them and writes this table. The last column says against which
-of the two models.
+`scripts/clients` writes this table of what the scripts assert. Empty cells are not tested; the last column names the models.
 """
 MODELS = "models"  # the column of the families that a row was run against
 
