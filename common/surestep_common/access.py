@@ -39,8 +39,8 @@ class PeerSettings(TlsSettings):
 
     grpc_secret: SecretStr | None = Field(
         default=None,
-        description="what gateway, scheduler and workers prove to each other that they belong "
-        "together; `surestep serve` draws one at every start",
+        description="secret of gateway, scheduler and workers; `surestep serve` draws one at "
+        "every start",
     )
     grpc_secret_file: FilePath | None = Field(
         default=None, description="file with that secret, in place of --grpc-secret"

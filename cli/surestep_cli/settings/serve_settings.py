@@ -56,8 +56,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
         None,
-        description="folder in Hugging Face format, GGUF file or hub id, with a type for a GGUF "
-        "file of the hub: owner/name:Q4_K_M; none = the default model",
+        description="folder, GGUF file or hub id, owner/name:Q4_K_M for a GGUF file of the hub; "
+        "none = the default model",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit of the model on the hub"
@@ -76,8 +76,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     )
     runner: Annotated[Literal["auto", "generate", "pooling"], BeforeValidator(_runner)] = Field(
         default="auto",
-        description="what the model must be able to do: generate = write text, pooling = make "
-        "embeddings, which every model can",
+        description="what the model must do: generate = write text, pooling = make embeddings",
     )
     log_dir: Path | None = Field(
         default=None,

@@ -73,13 +73,13 @@ class VerifyOptions(Settings):
     )
     faults: Names = Field(
         default=tuple(FAULTS),
-        description="what happens in mid-stream: a worker is killed or stopped, the scheduler or a "
-        "supervisor is killed; none = nothing",
+        description="faults in mid-stream: a worker killed or stopped, the scheduler or a "
+        "supervisor killed; none = no faults",
     )
     reference: str | None = Field(
         default=None,
-        description="what greedy tokens are held against: transformers (with the served "
-        "checkpoint), the URL of another server, or a .jsonl file of `prompt` and `token_ids`",
+        description="second opinion: transformers (with the served checkpoint), the URL of another "
+        "server, or a .jsonl file of `prompt` and `token_ids`",
     )
     quick: CliImplicitFlag[bool] = Field(
         default=False, description="one round in place of three: tokens, and nothing about speed"
