@@ -14,10 +14,10 @@ import offline
 import online
 import peers
 import peers_picture
-import psutil
 import pytest
 from integration import toy_servers
 from support.processes import ports
+from support.processes.commands import children
 
 TOY = Path(toy_servers.__file__)
 LOAD = ["--concurrency", "1", "2", "--max-tokens", "8", "--prompt-tokens", "4"]
@@ -79,7 +79,7 @@ async def test_peers_runs_every_server_in_every_round_and_one_at_a_time(
     order = [json.loads(line)["server"]["name"] for line in log.read_text().splitlines()]
     assert order == ["a", "b", "a", "b"]
     assert all(f["start to first token, s"] > 0 for f in rounds["a"] + rounds["b"])
-    assert not [c for c in psutil.Process().children() if str(TOY) in c.cmdline()]
+    assert not children(str(TOY))
 
 
 async def test_peers_leaves_out_what_a_server_refuses_and_says_how_short_answers_were(

@@ -224,7 +224,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.process.preload": _patch_preload,
     "surestep_worker.startup.build": _patch_build,
     "surestep_worker.startup.choose_kernels": _patch_kernels,
-    "surestep_worker.inputs.download": _patch_download,
+    "surestep_worker.step.transfer": _patch_download,
     "surestep_worker.process.service": _patch_service,
     "surestep_worker.distributed.tensor_parallel": _methods(
         "TensorParallel", all_reduce="collective"

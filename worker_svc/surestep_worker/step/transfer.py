@@ -1,25 +1,20 @@
-"""From arrays on the host to tensors on the device: one copy for any number of columns.
-
-This is the only place where the named tuples of a step change what they hold.
-"""
+"""Between host and device: one copy for any number of columns, in either direction."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_kernels.slot_state import StepRows
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs
-from surestep_worker.sampling.table import SamplingBatch
 
-from .columns import Extras, LaunchInputs, StepColumns
+from .batch import Extras, LaunchInputs, StepColumns
 
 Tree = tuple[Any, ...]  # a named tuple of columns and of such tuples
 
@@ -38,9 +33,7 @@ def upload(tree: Extras[HostColumn], device: torch.device) -> Extras: ...
 @overload
 def upload(tree: DraftInputs[HostColumn], device: torch.device) -> DraftInputs: ...
 @overload
-def upload(tree: SamplingBatch[HostColumn], device: torch.device) -> SamplingBatch: ...
-@overload
-def upload(tree: StepRows[HostColumn], device: torch.device) -> StepRows: ...
+def upload(tree: Tree, device: torch.device) -> Any: ...
 def upload(tree: Tree, device: torch.device) -> Any:
     """Return the same named tuples, with tensors on the device instead of arrays.
 
@@ -190,3 +183,54 @@ def _replaced(tree: Tree, tensors: Iterator[Tensor]) -> Any:
         return _replaced(part, tensors) if isinstance(part, tuple) else part
 
     return type(tree)(*map(made, tree))
+
+
+class Packed(NamedTuple):
+    """Tensors of 32-bit or 64-bit elements, concatenated on the device."""
+
+    words: Tensor  # i32
+    parts: tuple[tuple[torch.Size, torch.dtype], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> Packed:
+        words = torch.cat([part.contiguous().view(torch.int32).reshape(-1) for part in parts])
+        return cls(words, tuple((part.shape, part.dtype) for part in parts))
+
+
+class Download:
+    """Packed tensors that are being copied to the host."""
+
+    def __init__(self, packed: Packed) -> None:
+        """Queue the copy. What is queued later may overwrite the packed tensors."""
+        self._parts = packed.parts
+        self._event: torch.cuda.Event | None = None
+        self._device = packed.words.device
+        if packed.words.is_cuda:
+            self._host = torch.empty(packed.words.shape, dtype=torch.int32, pin_memory=True)
+            self._host.copy_(packed.words, non_blocking=True)
+            # Blocking: a waiting thread sleeps. One that spins would take a core from every rank.
+            self._event = torch.cuda.Event(blocking=True)
+            self._event.record()
+        else:
+            self._host = packed.words.clone()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Block until the copy is complete, from any thread. Raises errors of the device."""
+        if self._event is not None:
+            # A new thread is on GPU 0, where waiting would open a context for every rank.
+            with torch.cuda.device(self._device):
+                self._event.synchronize()
+
+    def tensors(self) -> list[Tensor]:
+        assert self.arrived
+        sizes = [shape.numel() * dtype.itemsize // 4 for shape, dtype in self._parts]
+        # Cloned, because 64-bit elements have to be aligned.
+        return [
+            part.clone().view(dtype).view(shape)
+            for part, (shape, dtype) in zip(self._host.split(sizes), self._parts, strict=True)
+        ]

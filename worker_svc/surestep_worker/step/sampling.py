@@ -7,38 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import FloatArray, Int32Array
+from surestep_common.invariants import BoolArray, FloatArray, Int32Array, IntArray
 from surestep_kernels.choose import DrawParams
 from surestep_kernels.commit_step import StopIds
-from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
-from surestep_kernels.step_columns import Column, HostColumn
+from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Shaping
+from surestep_kernels.step_columns import HostColumn
 from surestep_proto import sampling_pb2 as pb
-
-from surestep_worker.ledger.plan import BoolArray, IntArray
-
-from .logprob_params import LogprobParams
 
 T = TypeVar("T")
 Number = TypeVar("Number", np.int32, np.float32)
 
 _NEVER = np.iinfo(np.int32).max
 _NEUTRAL = pb.SamplingParams(top_p=1, repetition_penalty=1)
-
-
-class SamplingBatch(NamedTuple, Generic[Column]):
-    """Sampling parameters of V windows with N positions; None for those that no window has."""
-
-    draw: DrawParams[Column]
-    stops: StopIds[Column]
-    biases: Biases[Column] | None
-    penalties: Penalties[Column] | None
-    forbidden: Forbidden[Column] | None
-    random: bool  # some window draws
-    truncated: bool  # and restricts what it draws from
 
 
 class _Entry(NamedTuple):
@@ -158,8 +142,12 @@ class SamplingTable:
         draws = self.draws(slots)
         return bool(draws.any()), bool((draws & self._truncates[slots]).any())
 
-    def batch(self, slots: IntArray, position_window: Int32Array) -> SamplingBatch[HostColumn]:
-        """Return parameters of windows in slots [V], from the window of each position [N]."""
+    def stops(self, slots: IntArray) -> StopIds[HostColumn]:
+        """Return the ids that end the requests in slots [V]."""
+        return StopIds(*_ragged([self._entries[slot].stops for slot in slots.tolist()]))
+
+    def shaping(self, slots: IntArray, position_window: Int32Array) -> Shaping[HostColumn]:
+        """Return how windows in slots [V] shape the logits of positions with these windows [N]."""
         entries = [self._entries[slot] for slot in slots.tolist()]
 
         def some(make: Callable[[Int32Array, list[_Entry]], T], has: BoolArray) -> T | None:
@@ -169,15 +157,10 @@ class SamplingTable:
                 return None
             return make(np.flatnonzero(windows[position_window]).astype(np.int32), entries)
 
-        random, truncated = self.draw_flags(slots)
-        return SamplingBatch(
-            draw=self.draw(slots),
-            stops=StopIds(*_ragged([entry.stops for entry in entries])),
+        return Shaping(
             biases=some(_biases, self._biased),
             penalties=some(_penalties, self._penalised),
             forbidden=some(_forbidden, self._forbidden),
-            random=random,
-            truncated=truncated,
         )
 
 
@@ -225,3 +208,23 @@ def _forbidden(which: Int32Array, entries: Sequence[_Entry]) -> Forbidden[Int32A
         until=_joined([w.until for w in entries], np.int32),
         first=_words([w.prompt_len for w in entries]),
     )
+
+
+class LogprobParams:
+    """Which log-probabilities each slot has reported, with how many alternatives.
+
+    The NULL slot has none.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.emitted, self.prompt = np.zeros((2, num_slots + 1), dtype=np.bool_)
+        self.num_top, self.num_top_prompt = np.zeros((2, num_slots + 1), dtype=np.int64)
+
+    def admit(self, slot: int, params: pb.SamplingParams) -> None:
+        self.emitted[slot] = params.want_logprobs
+        self.prompt[slot] = params.want_prompt_logprobs
+        self.num_top[slot] = params.num_top_logprobs
+        self.num_top_prompt[slot] = params.num_top_prompt_logprobs
+
+    def free(self, slot: int) -> None:
+        self.emitted[slot] = self.prompt[slot] = False
