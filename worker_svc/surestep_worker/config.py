@@ -41,12 +41,12 @@ def _attention(value: Any) -> Any:
 
 
 def gpu_is_here() -> bool:
-    """Whether this machine has an NVIDIA GPU and its driver, and the environment shows it."""
+    """Return whether this machine has an NVIDIA GPU with a driver that the environment shows."""
     return GPU.exists() and not gpus_are_hidden()
 
 
 def torch_has_cuda() -> bool:
-    """Whether the torch that is installed was built for it; asked without loading torch."""
+    """Return whether the torch that is installed was built for it; asked without loading torch."""
     try:
         return not version("torch").endswith("+cpu")
     except PackageNotFoundError:  # not installed as others are: the rank will find out
@@ -68,7 +68,7 @@ def _lower(value: Any) -> Any:
 
 
 class WorkerSettings(PeerSettings):
-    """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
+    """Settings of a tensor-parallel rank. All ranks of a group have the same, except `rank`."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
@@ -243,7 +243,7 @@ class WorkerSettings(PeerSettings):
 
     @property
     def replacements(self) -> Replacements:
-        """What counts in place of what the model's folder says."""
+        """Values that replace those of the model's folder."""
         given = self.hf_overrides or {}
         left_out = set(OVERRIDES_OF_GATEWAY)
         if "classifier_from_token" in given:  # vLLM's class for it, which has no output head

@@ -134,7 +134,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     @property
     def drafts_by_default(self) -> bool:
-        """Whether it is the default model, and nothing is said about its speculation."""
+        """Return whether it is the default model, and nothing is said about its speculation."""
         return not self.model and "speculative_config" not in self.model_fields_set
 
     def environ(self) -> dict[str, str]:

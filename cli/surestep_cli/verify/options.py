@@ -148,18 +148,18 @@ class VerifyArguments(NamedTuple):
 
     @property
     def adds_tools(self) -> bool:
-        """Whether a parser is added, without which no tool is called."""
+        """Return whether a parser is added, without which no tool is called."""
         return self.options.url is None and self.serve.tool_call_parser is None
 
     @property
     def may_be_shortened(self) -> bool:
-        """Whether the flags leave open how long sequences may be."""
+        """Return whether the flags leave open how long sequences may be."""
         given = "max_model_len" in self.serve.model_fields_set
         return self.options.url is None and not given
 
     @property
     def adds_drafts(self) -> bool:
-        """Whether drafts are added because no speculation is configured."""
+        """Return whether drafts are added because no speculation is configured."""
         return self.options.url is None and _adds_drafts(self.serve)
 
 

@@ -58,7 +58,7 @@ class ReportedIncident(NamedTuple):
 
 @dataclass(slots=True)
 class FaultResult:
-    """One fault. `problem` is the reason why it was inconclusive, if it was."""
+    """Result of a fault. `problem` is the reason why it was inconclusive, if it was."""
 
     name: str
     rank: int | None = None

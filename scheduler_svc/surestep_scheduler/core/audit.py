@@ -1,4 +1,4 @@
-"""Whether the scheduler's books fit together: for tests, after every event."""
+"""Check the scheduler's invariants. Tests call it after every event."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _KEPT = 512
 
 
 class StepRecord(NamedTuple):
-    """One step. Times are on the scheduler's clock, in seconds."""
+    """Record of a step. Times are on the scheduler's clock, in seconds."""
 
     epoch: int
     step: int

@@ -1,4 +1,4 @@
-"""What steps take, and what of it goes where: totals since the start of the process."""
+"""Durations of steps and of their parts: totals since the start of the process."""
 
 from __future__ import annotations
 

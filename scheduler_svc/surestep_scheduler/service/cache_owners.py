@@ -1,4 +1,4 @@
-"""Whose requests they are, as far as caches are concerned: see surestep_common.cache_owner."""
+"""Owners of requests, as far as caches are concerned: see surestep_common.cache_owner."""
 
 from __future__ import annotations
 

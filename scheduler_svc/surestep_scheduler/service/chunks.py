@@ -1,4 +1,4 @@
-"""What readers get: the outputs of steps as chunks."""
+"""Chunks sent to readers, made from the outputs of steps."""
 
 from __future__ import annotations
 

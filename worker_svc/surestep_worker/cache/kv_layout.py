@@ -1,4 +1,4 @@
-"""Which layer of a model lies where in the blocks of the KV cache.
+"""Place of each layer of a model in the blocks of the KV cache.
 
 Layers that see the same positions are put into groups of about the same number of layers. A block
 belongs to one group at a time and holds a page of each of its layers; layer n of every group lies

@@ -11,7 +11,7 @@ from .model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigmoidRouting:
-    """How sigmoid scores choose experts: see SigmoidChoice."""
+    """Routing to experts by sigmoid scores: see SigmoidChoice."""
 
     groups: int
     kept_groups: int
@@ -38,7 +38,7 @@ class SparseConfig(ModelConfig):
     dense_layers: frozenset[int]  # layers of a model with experts that have none
 
     def sizes_to_share(self) -> dict[str, int]:
-        """What every rank needs an equal part of, by name."""
+        """Return sizes that all ranks must share equally, by name."""
         return {"heads": self.num_heads}
 
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:

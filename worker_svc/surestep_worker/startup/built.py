@@ -1,4 +1,4 @@
-"""What building a rank makes."""
+"""Result of building a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Built(NamedTuple):
 
     @property
     def profile_result(self) -> bytes:
-        """What was measured and decided: for the rank that comes after this one."""
+        """Measurements and decisions, for the rank that comes after this one."""
         facts = self.facts
         return pb.WorkerInfo(
             costs=facts.costs,

@@ -23,7 +23,7 @@ _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 23
 
 
 class Logprobs(NamedTuple):
-    """One entry per position, in the columns of sampling_pb2.LogprobColumns."""
+    """Log-probabilities with an entry per position, in the columns of LogprobColumns."""
 
     row: torch.Tensor  # i64[M] index into the plan's rows
     token_id: torch.Tensor  # i64[M]
@@ -40,7 +40,7 @@ class Logprobs(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How likely given tokens are, and the most likely tokens of the same positions."""
+    """Likelihood of given tokens, and the most likely tokens of the same positions."""
 
     logprob: torch.Tensor  # f32[M]
     rank: torch.Tensor  # i64[M]
@@ -155,7 +155,7 @@ def score_positions(
 
 
 def top_tokens(gap: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the ids i64[N,width] with the smallest gaps f32[N,V], >= 0; among equals the lowest."""
+    """Return ids i64[N,width] of the smallest gaps f32[N,V], >= 0; among equals the lowest ids."""
     # One integer holds gap and id: floats that are not negative sort like their bits.
     key = gap.view(torch.int32).long()
     key.bitwise_left_shift_(32).bitwise_or_(torch.arange(gap.shape[1], device=gap.device))
