@@ -22,10 +22,10 @@ from surestep_gateway.settings.config import GatewaySettings
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.configs.llama import LlamaConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import ModelSource, load_model
+from surestep_worker.models.llama.config import LlamaConfig
 
 
 @pytest.fixture(scope="module")

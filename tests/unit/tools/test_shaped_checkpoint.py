@@ -13,10 +13,10 @@ from support.parity.cases import NEUTRAL, make_request
 from support.parity.local_engine import one_rank
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.config import WorkerSettings
-from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.linear import Sharding
-from surestep_worker.models.hybrid import parameter_table
+from surestep_worker.models.hybrid.config import HybridConfig
+from surestep_worker.models.hybrid.table import parameter_table
 from surestep_worker.startup.build import build_runner
 from surestep_worker.step.runner import Runner
 

@@ -10,8 +10,7 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-
-from .model_config import (
+from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
     MAX_LAYERS,
     MAX_WIDTH,
@@ -25,8 +24,8 @@ from .model_config import (
     read_sizes,
     refuse_unserved,
 )
-from .quantization import read_quantization
-from .rope import MAX_POSITION, read_rope, rope_parameters
+from surestep_worker.configs.quantization import read_quantization
+from surestep_worker.configs.rope import MAX_POSITION, read_rope, rope_parameters
 
 
 class Traits(NamedTuple):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Set
 
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES, HybridConfig
 from surestep_worker.configs.model_config import FULL_ATTENTION
+from surestep_worker.decoder.family import Family
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
@@ -15,7 +15,7 @@ from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
 from surestep_worker.layers.moe import dense_or_sparse, experts_elsewhere, moe_table
 
-from .family import Family
+from .config import HYBRID_ARCHITECTURES, HybridConfig
 
 _VISION = r"(model\.)?visual\..*"
 _DRAFT_HEAD = "mtp."

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Set
 
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES, LlamaConfig
+from surestep_worker.decoder.family import Family
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.mlp import mlp_table
 
-from .family import Family
+from .config import BACKBONES, LLAMA_ARCHITECTURES, LlamaConfig
 
 _BUFFERS = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 

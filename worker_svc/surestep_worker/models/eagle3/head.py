@@ -16,8 +16,6 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
-from surestep_worker.configs.eagle3 import Eagle3Config
-from surestep_worker.configs.llama import LlamaConfig
 from surestep_worker.configs.model_config import SLIDING_ATTENTION
 from surestep_worker.layers.attention import Attention, attention_table
 from surestep_worker.layers.batch import StepBatch
@@ -28,6 +26,9 @@ from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
 from surestep_worker.layers.mlp import GatedMlp, mlp_table
 from surestep_worker.layers.norm import take_norm
 from surestep_worker.layers.residual import Residual
+from surestep_worker.models.llama.config import LlamaConfig
+
+from .config import Eagle3Config
 
 # Which targets there are, of no use here; and buffers.
 IGNORED = (r"t2d", r"(midlayer|layers\.\d+)\.self_attn\.rotary_emb\.inv_freq")

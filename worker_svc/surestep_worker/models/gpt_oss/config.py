@@ -8,8 +8,8 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-
-from .model_config import (
+from surestep_worker.configs.layer_sizes import RoutedConfig
+from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
     MAX_WIDTH,
     SLIDING_ATTENTION,
@@ -21,9 +21,8 @@ from .model_config import (
     read_sizes,
     refuse_unserved,
 )
-from .quantization import read_quantization
-from .rope import MAX_POSITION, read_rope, rope_parameters
-from .routed import RoutedConfig
+from surestep_worker.configs.quantization import read_quantization
+from surestep_worker.configs.rope import MAX_POSITION, read_rope, rope_parameters
 
 _MAX_LIMIT = 1e6
 _ALPHA = 1.702  # of clamped_swiglu

@@ -12,8 +12,8 @@ from surestep_common.errors import InvalidRequest
 from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-
-from .model_config import (
+from surestep_worker.configs.layer_sizes import DeltaConfig, DeltaModelConfig, MoeConfig
+from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
     LINEAR_ATTENTION,
     MAX_HEADS,
@@ -28,9 +28,8 @@ from .model_config import (
     refuse_deep_heads,
     refuse_unserved,
 )
-from .quantization import read_quantization
-from .rope import read_rope, read_rotary_dim, rope_parameters
-from .sparse import MoeConfig, SparseConfig
+from surestep_worker.configs.quantization import read_quantization
+from surestep_worker.configs.rope import read_rope, read_rotary_dim, rope_parameters
 
 _MAX_TAPS = 8
 _MAX_DELTA_DIM = 256  # of a key or value of the delta rule
@@ -62,27 +61,10 @@ HYBRID_ARCHITECTURES: Mapping[str, HybridTraits] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaConfig:
-    """Sizes of the gated delta rule layers."""
-
-    num_k_heads: int
-    num_v_heads: int
-    k_dim: int
-    v_dim: int
-    taps: int  # of the convolution
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridConfig(SparseConfig):
+class HybridConfig(DeltaModelConfig):
     """Architecture of a hybrid decoder. Sizes are of the whole model, not of one rank."""
 
     traits: HybridTraits
-    delta: DeltaConfig
 
     @classmethod
     def parse(cls, files: ConfigFiles) -> HybridConfig:
@@ -105,6 +87,7 @@ class HybridConfig(SparseConfig):
         return cls(
             architecture=architecture,
             traits=traits,
+            grouped_projection=traits.grouped_projection,
             **sizes,
             intermediate_size=_dense_size(raw, needed=bool(dense_layers) or not traits.moe),
             rope=read_rope(raw, rope.without("partial_rotary_factor")),
@@ -145,7 +128,7 @@ class HybridConfig(SparseConfig):
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
         """Raise InvalidRequest when the model does not divide among `size` ranks, or into parts
         that the kernel of the attention's gate does not take."""
-        SparseConfig.check_ranks(self, size, expert_parallel=expert_parallel)
+        DeltaModelConfig.check_ranks(self, size, expert_parallel=expert_parallel)
         heads = self.num_heads // size
         if heads * self.head_dim % _VECTOR:
             raise InvalidRequest(
@@ -159,7 +142,7 @@ class HybridConfig(SparseConfig):
         return {
             "linear key heads": self.delta.num_k_heads,
             "linear value heads": self.delta.num_v_heads,
-            **SparseConfig.sizes_to_share(self),
+            **DeltaModelConfig.sizes_to_share(self),
         }
 
 

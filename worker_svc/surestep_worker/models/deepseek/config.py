@@ -13,8 +13,14 @@ from surestep_common.errors import InvalidRequest
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-
-from .model_config import (
+from surestep_worker.configs.layer_sizes import (
+    IndexerConfig,
+    LatentConfig,
+    LatentModelConfig,
+    MoeConfig,
+    SigmoidRouting,
+)
+from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
     LATENT_ATTENTION,
     MAX_HEAD_DIM,
@@ -29,9 +35,15 @@ from .model_config import (
     refuse_deep_heads,
     refuse_unserved,
 )
-from .quantization import read_quantization
-from .rope import MAX_FACTOR, MAX_POSITION, read_rope, read_rotary_dim, rope_kind, rope_parameters
-from .sparse import MoeConfig, SigmoidRouting, SparseConfig
+from surestep_worker.configs.quantization import read_quantization
+from surestep_worker.configs.rope import (
+    MAX_FACTOR,
+    MAX_POSITION,
+    read_rope,
+    read_rotary_dim,
+    rope_kind,
+    rope_parameters,
+)
 
 _VECTOR = 8  # elements that kernels take at once
 _MAX_LATENT, _MAX_KEY, _MAX_INDEX_HEADS = 1024, 256, 128  # of the kernels
@@ -76,35 +88,8 @@ DEEPSEEK_ARCHITECTURES: Mapping[str, Traits] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
-    """Sizes of latent attention: MLA of DeepSeek-V2."""
-
-    q_rank: int | None  # of queries; None: they are projected at once
-    rank: int  # of the latent that stands for keys and values
-    nope_dim: int  # of a head's query and key, not rotated
-    rope_dim: int  # and rotated
-    v_dim: int
-    interleaved: bool  # pairs are rotated, not halves
-    scale: float  # of scores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerConfig:
-    """Indexer that chooses the positions a token attends to: DSA of DeepSeek-V3.2."""
-
-    heads: int
-    dim: int
-    top_k: int
-    interleaved: bool
-    full: tuple[bool, ...]  # by layer: it has an indexer; others take the choice of the last one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekConfig(SparseConfig):
+class DeepseekConfig(LatentModelConfig):
     """Architecture of a decoder of the family."""
-
-    latent: LatentConfig | None
-    indexer: IndexerConfig | None
 
     @classmethod
     def parse(cls, files: ConfigFiles) -> DeepseekConfig:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES, DeepseekConfig
+from surestep_worker.decoder.family import Family
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import head_of, vocabulary_table
 from surestep_worker.layers.latent_attention import latent_attention_table
@@ -14,7 +14,7 @@ from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
 from surestep_worker.layers.moe import dense_or_sparse, experts_elsewhere, moe_table
 
-from .family import Family
+from .config import DEEPSEEK_ARCHITECTURES, DeepseekConfig
 
 _BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 

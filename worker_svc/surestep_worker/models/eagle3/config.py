@@ -15,9 +15,7 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-
-from .llama import LlamaConfig
-from .model_config import (
+from surestep_worker.configs.model_config import (
     MAX_LAYERS,
     MAX_VOCAB,
     MAX_WIDTH,
@@ -25,6 +23,7 @@ from .model_config import (
     ModelConfig,
     architecture_of,
 )
+from surestep_worker.models.llama.config import LlamaConfig
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _TRT_LAYER_IDS = "eagle3_layers_to_capture"  # of TensorRT-LLM
