@@ -310,6 +310,28 @@ class WorkerInfo(_message.Message):
     grammar_fault: str
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., drafter_looks_up: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ...) -> None: ...
 
+class ProfileResult(_message.Message):
+    __slots__ = ("costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "num_blocks", "num_snapshots", "linear_backend", "memory")
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FAULT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    costs: StepCosts
+    check_drafts: int
+    check_accepted: int
+    drafter_fault: str
+    draft_layers: _containers.RepeatedScalarFieldContainer[int]
+    num_blocks: int
+    num_snapshots: int
+    linear_backend: str
+    memory: DeviceMemory
+    def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., linear_backend: _Optional[str] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ...) -> None: ...
+
 class DeviceMemory(_message.Message):
     __slots__ = ("total", "limit", "weights", "states", "graphs", "step", "caches")
     TOTAL_FIELD_NUMBER: _ClassVar[int]

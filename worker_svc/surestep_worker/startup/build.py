@@ -28,7 +28,7 @@ from surestep_worker.step.slots import Slots
 from surestep_worker.step.step import RankContext
 
 from .build_log import log_facts, show_progress
-from .built import Built
+from .built import Built, facts_of
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels, choose_rounding, step_threads
 from .gpu_memory_profiler import GpuMemoryProfiler, claim_gpu
@@ -68,7 +68,7 @@ def build_runner(
     kernels = choose_kernels(settings, source)
     tp = _connect(settings)
     check_alike(source, tp)
-    known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
+    known = pb.ProfileResult.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
     held = WeightStore(weights.draft_head) if weights is not None else None
     fault = attach_draft_head(settings, model, tp, kernels, known, held)
@@ -88,7 +88,7 @@ def build_runner(
 
     if known is not None:
         built = started()
-        built.facts.MergeFrom(known)
+        built.facts.MergeFrom(facts_of(known))
     else:
         built = try_out(started, source, require_drafter=settings.require_drafter)
         if gpu is not None:

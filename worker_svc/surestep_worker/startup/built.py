@@ -18,16 +18,12 @@ class Built(NamedTuple):
 
     @property
     def profile_result(self) -> bytes:
-        """Measurements and decisions, for the rank that comes after this one."""
-        facts = self.facts
-        return pb.WorkerInfo(
-            costs=facts.costs,
-            check_drafts=facts.check_drafts,
-            check_accepted=facts.check_accepted,
-            drafter_fault=facts.drafter_fault,
-            draft_layers=facts.draft_layers,
-            num_blocks=facts.num_blocks,
-            num_snapshots=facts.num_snapshots,
-            linear_backend=facts.linear_backend,
-            memory=facts.memory,
-        ).SerializeToString()
+        """Return what was measured and decided, for the rank that comes after this one."""
+        names = pb.ProfileResult.DESCRIPTOR.fields_by_name
+        found = {name: getattr(self.facts, name) for name in names}
+        return pb.ProfileResult(**found).SerializeToString()
+
+
+def facts_of(known: pb.ProfileResult) -> pb.WorkerInfo:
+    """Return the facts that an earlier rank measured and decided."""
+    return pb.WorkerInfo(**{field.name: value for field, value in known.ListFields()})

@@ -166,5 +166,5 @@ def claim_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuMemoryProfi
         raise InvalidRequest("there is no CUDA device here", param="device")
     torch.cuda.set_device(settings.rank % torch.cuda.device_count())
     sharers = -(-settings.ranks_here // torch.cuda.device_count())
-    known = pb.WorkerInfo.FromString(profile_result).memory
+    known = pb.ProfileResult.FromString(profile_result).memory
     return GpuMemoryProfiler(CudaMemory(), settings, sharers, known)

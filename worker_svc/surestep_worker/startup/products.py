@@ -37,7 +37,7 @@ def choose_products(
     tp: TensorParallel,
     device: torch.device,
     heartbeat: Heartbeat,
-    known: pb.WorkerInfo | None = None,
+    known: pb.ProfileResult | None = None,
     folder: Path | None = None,
 ) -> None:
     """Choose a family, unless the settings have done so or there is nothing to choose.
@@ -61,7 +61,7 @@ def _choose(
     tp: TensorParallel,
     device: torch.device,
     heartbeat: Heartbeat,
-    known: pb.WorkerInfo | None,
+    known: pb.ProfileResult | None,
     folder: Path,
 ) -> None:
     from surestep_kernels.columns.products.families import ProductFamily

@@ -80,7 +80,7 @@ def attach_draft_head(
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
-    known: pb.WorkerInfo | None = None,
+    known: pb.ProfileResult | None = None,
     held: WeightStore | None = None,
 ) -> str:
     """Load the head that has a folder of its own, if one is asked for, and give it to the model.
