@@ -37,7 +37,7 @@ def settle(folder: Path, backend: str = "auto", known: str | None = None) -> tup
     kernels = load_triton(backend)
     assert isinstance(kernels.products, Products)
     kernels.products.register([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
-    facts = None if known is None else pb.WorkerInfo(linear_backend=known)
+    facts = None if known is None else pb.ProfileResult(linear_backend=known)
     device, heartbeat = torch.device("cpu"), Heartbeat.local()
     choose_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
     return kernels.linear_backend, kernels
