@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, and what share of it a rate of tokens means.
+"""Measure how fast this machine reads memory, and the share of it that a rate of tokens means.
 
 python benchmarks/bandwidth.py MODEL --tok-s 80
 
@@ -46,7 +46,7 @@ def weight_bytes(model: Path) -> int:
 
 
 def share(model: Path, tok_s: float, bytes_s: float) -> float:
-    """Of the bandwidth `bytes_s`, what `tok_s` tokens per second of one client read."""
+    """Return the share of `bytes_s` that `tok_s` tokens per second of a client read."""
     return weight_bytes(model) * tok_s / bytes_s
 
 

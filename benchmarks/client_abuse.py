@@ -1,4 +1,4 @@
-"""What clients that are large, slow or mean cost a server and its other clients.
+"""Measure the cost of large, slow and mean clients to a server and its other clients.
 
 python benchmarks/client_abuse.py --command "surestep serve --port 8000"
 python benchmarks/client_abuse.py --name vllm --url http://127.0.0.1:8001 \
@@ -56,7 +56,7 @@ class Watch:
         return total
 
     def longest(self, since: float) -> float:
-        """Of the waits for answers that came since a moment."""
+        """Return the longest wait for answers that came since a moment."""
         return max((took for began, took in self.waits if began + took >= since), default=0.0)
 
     async def read(self, output: asyncio.StreamReader) -> None:
@@ -209,7 +209,7 @@ PARTS: dict[str, Part] = {"prompt": long_prompt, "slow": slow, "nasty": nasty}
 
 
 async def measure(name: str, args: argparse.Namespace) -> Figures:
-    """One part, against a server of its own unless one runs already."""
+    """Run a part, against a server of its own unless a server runs already."""
     if args.pid is not None:
         return await PARTS[name](args, args.pid)
     async with launched(args.command, args.log_dir / f"{args.name}.log") as server:

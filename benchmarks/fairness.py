@@ -1,4 +1,4 @@
-"""What one client's load costs another client: a JSON line per question, over HTTP alone.
+"""Measure what a client's load costs another client: a JSON line per question, over HTTP alone.
 
 python benchmarks/fairness.py --command "surestep serve MODEL --port 8000"
 python benchmarks/fairness.py --url http://127.0.0.1:8000 --questions neighbour
@@ -170,7 +170,7 @@ async def _probe(
 
 
 async def _scheduler_pid(session: aiohttp.ClientSession) -> int | None:
-    """Of Surestep; None for other servers, and while there is none."""
+    """Return the pid of Surestep's scheduler; None for other servers, and while there is none."""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
         async with session.get("/status") as response:
             document: Any = await response.json()

@@ -1,4 +1,4 @@
-"""One stream of completions, with the time of every token, however it ends."""
+"""Stream of completions, with the time of every token, however it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURE_CHARACTERS = 80  # in a cell of a table
 
 @dataclass(slots=True)
 class Stream:
-    """What arrived and when (seconds, monotonic); `failure` is empty when all is well."""
+    """Arrivals with their times (seconds, monotonic); `failure` is empty when all is well."""
 
     token_ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)

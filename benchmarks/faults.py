@@ -1,4 +1,4 @@
-"""What a fault costs the clients of a server: a line per fault, with eight streams open.
+"""Measure the cost of a fault to a server's clients: a line per fault, with eight streams open.
 
 python benchmarks/faults.py
 python benchmarks/faults.py --name vllm --url http://127.0.0.1:8001 \
@@ -39,7 +39,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One fault. Times in seconds from the fault; None = there is no such thing."""
+    """Cost of a fault. Times in seconds from the fault; None = there is no such thing."""
 
     server: str
     fault: str
@@ -210,7 +210,7 @@ def cost(
     detect_s: float | None,
     args: argparse.Namespace,
 ) -> Cost:
-    """What the second run shows beside the first."""
+    """Compare the second run with the first."""
     lost = [stream for stream in hurt if stream.failure]
     good = [stream for stream in hurt if not stream.failure]
     waits = [wait for stream in good if (wait := stream.resumed_s(moment)) is not None]

@@ -1,4 +1,4 @@
-"""What gpu_ops.py times: a function per op, which yields its cases at the sizes of a model.
+"""Cases that gpu_ops.py times: a function per op, which yields its cases at the sizes of a model.
 
 An op comes in by a function, here or in a module beside this one, and its entry in OPS. It is the
 device's own: whatever `load_triton()` holds. A model without such a layer yields no cases.

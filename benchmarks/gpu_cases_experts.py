@@ -58,7 +58,7 @@ def moe(s: Sizes) -> Iterator[Case]:
 
 
 def clamped_swiglu(s: Sizes) -> Iterator[Case]:
-    """Of all pairs, which the experts' kernel does itself."""
+    """Yield cases of all pairs, which the experts' kernel does itself."""
     of = s.experts
     if of is None or not of.gpt_oss:
         return
@@ -144,7 +144,7 @@ def _mixture(device: str, m: int, hidden: int, of: ExpertSizes) -> Mixture:
 
 @cache
 def _pack_experts(device: str, hidden: int, of: ExpertSizes, name: str) -> PackedExperts:
-    """Those of one layer: too large to have several times."""
+    """Pack the experts of a single layer: too large to have several times."""
 
     def pack(outputs: int, inputs: int) -> PackedLinear:
         packed = EXPERT_PACK[name](device, outputs, inputs)

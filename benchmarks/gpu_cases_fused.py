@@ -80,7 +80,7 @@ def project_heads(s: Sizes) -> Iterator[Case]:
 
 
 def draft_head(s: Sizes) -> Iterator[Case]:
-    """What an EAGLE-3 head has and its model has not: a product of several captured states, and
+    """Yield products that an EAGLE-3 head has and its model has not: of several states, and
     logits of a part of the vocabulary."""
     of = s.draft
     if of is None:

@@ -33,7 +33,7 @@ PENDING = 3  # accepted tokens of a window
 
 @cache
 def attention(device: str) -> AttentionBackend:
-    """Of Triton, whatever else is installed."""
+    """Yield cases of Triton, whatever else is installed."""
     return choose_attention("triton", AttentionCase.on(device))
 
 
@@ -185,7 +185,7 @@ def _attention_rows(
 
 
 class _Step(NamedTuple):
-    """What all rows of a recurrent step do."""
+    """Work of all rows of a recurrent step."""
 
     rows: int
     tokens: int  # of a row
@@ -235,7 +235,7 @@ def _delta_state(device: str, of: DeltaSizes, slots: int) -> DeltaState:
 
 
 def _delta_bytes(of: DeltaSizes, step: _Step) -> int:
-    """Of state and records: a window advances the state by the pending records alone."""
+    """Return bytes of state and records: a window advances the state by pending records alone."""
     record = of.k_heads * of.k_dim + of.v_heads * (of.v_dim + 1)
     records = 0 if step.prompt else step.pending + step.tokens
     states = int(not step.prompt) + int(step.prompt or step.pending > 0)

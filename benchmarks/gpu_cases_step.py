@@ -45,7 +45,7 @@ def ngram(s: Sizes) -> Iterator[Case]:
 
 
 def choose(s: Sizes) -> Iterator[Case]:
-    """What has to be read is every logit once; what draws reads most or all of them twice."""
+    """Yield choices: every logit is read once; a draw reads most or all of them twice."""
 
     def make(device: str, n: int, draw: str) -> Work:
         z = torch.randn(n, s.vocab, device=device) * 3
@@ -127,7 +127,7 @@ def gather_step(s: Sizes) -> Iterator[Case]:
 
 
 def gather_tokens(s: Sizes) -> Iterator[Case]:
-    """What an MTP head reads: positions, each with the token behind it."""
+    """Yield the inputs of an MTP head: positions, each with the token behind it."""
 
     def make(device: str, rows: int) -> Work:
         state, (step, _) = _slots(device, s, rows), _step(device, s, rows)

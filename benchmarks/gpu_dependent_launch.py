@@ -62,7 +62,7 @@ def _ops(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _compare(case: Case, device: str) -> dict[str, Any]:
-    """Whether tensors that are alike in two ordinary runs are so in the other one."""
+    """Return whether tensors that are alike in two ordinary runs are so in the other one."""
     once, again, dependent = (_bits(case, device, wanted=wanted) for wanted in (False, False, True))
     both = [pair[::2] for pair in zip(once, again, dependent, strict=True) if pair[0] == pair[1]]
     equal = all(ordinary == other for ordinary, other in both)
@@ -70,7 +70,7 @@ def _compare(case: Case, device: str) -> dict[str, Any]:
 
 
 def _bits(case: Case, device: str, *, wanted: bool) -> list[bytes]:
-    """Of all that an op was given and has returned, from the same random inputs."""
+    """Return the bits of all that an op was given and has returned, from the same random inputs."""
     torch.manual_seed(0)
     work = case.make(device)
     use_dependent_launches(enabled=wanted)
@@ -79,7 +79,7 @@ def _bits(case: Case, device: str, *, wanted: bool) -> list[bytes]:
 
 
 def _captured(run: Callable[[], object]) -> object:
-    """What the last of several launches returns that follow each other in a graph."""
+    """Return the result of the last of several launches that follow each other in a graph."""
     run()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

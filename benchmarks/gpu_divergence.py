@@ -126,7 +126,7 @@ def report(
     answers: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """How many answers are equal, and where and how narrowly the rest part."""
+    """Report how many answers are equal, and where and how narrowly the rest part."""
     found = list[Divergence]()
     for index, (prompt, one, other) in enumerate(zip(prompts, answers, others, strict=True)):
         at = first_difference(one, other)

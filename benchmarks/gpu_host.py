@@ -1,4 +1,4 @@
-"""What a step on a device costs the host before its first kernel; JSON lines. Needs no device.
+"""Measure the host's cost of a step on a device before its first kernel; JSON lines, no device.
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_host.py [--rows 1 8 64 256] \
         [--prompt 200] [--out FILE]

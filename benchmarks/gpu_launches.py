@@ -113,18 +113,18 @@ class Unwritten:
         dtype: torch.dtype | None = None,
         prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> Tensor:
-        """One parameter."""
+        """Take a parameter."""
         made = torch.zeros(self._table[name].shape, dtype=dtype or torch.bfloat16)
         return prepare(made).contiguous()
 
     take_linear = take
 
     def take_packed(self, name: str, pack: Callable[[Any], PackedLinear]) -> PackedLinear:
-        """One linear layer."""
+        """Take a linear layer."""
         return pack(self)
 
     def in_host_memory(self, name: str) -> Tensor:
-        """One parameter, again."""
+        """Take a parameter that stays in host memory."""
         return self.take(name)
 
     def quantized(self, name: str) -> None:
@@ -132,7 +132,7 @@ class Unwritten:
 
 
 def _shares(made: Any, args: Sequence[Any]) -> bool:
-    """Whether an operator that may return its argument's memory did."""
+    """Return whether an operator that may return its argument's memory did."""
     first = made[0] if isinstance(made, (tuple, list)) else made
     tensors = (arg for arg in args if isinstance(arg, Tensor))
     storage = first.untyped_storage().data_ptr()
@@ -169,12 +169,12 @@ class Launches(TorchDispatchMode):
 
 
 def kernels() -> KernelSet:
-    """Those of a CUDA device."""
+    """Return the kernels of a CUDA device."""
     return replace(load_triton(), store_kv=store_kv, paged_attention=paged_attention)
 
 
 def make_model(kind: Kind, layers: Sequence[str], ops: KernelSet) -> Model:
-    """Of these kinds of layers."""
+    """Make a model of these kinds of layers."""
     raw = kind.config | {"num_hidden_layers": len(layers), "layer_types": list(layers)}
     files, tp = ConfigFiles(raw, {}), TensorParallel()
     family, shard = FAMILIES[raw["architectures"][0]], Sharding(tp)
@@ -208,7 +208,7 @@ def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:
 
 
 def figures(kind: Kind, batch: int) -> dict[str, Any]:
-    """Of a layer, and of a step beside its layers."""
+    """Return the launches of a layer, and of a step beside its layers."""
     base = ("full_attention",) if kind.config in _DENSE else ("full_attention", "linear_attention")
     whole = count_step(kind, base, batch)
     added = {layer: count_step(kind, (*base, layer), batch) - whole for layer in base}

@@ -1,4 +1,4 @@
-r"""What a decode step should take on an H200, by a model of bytes and launches; Markdown.
+r"""Model the time of a decode step on an H200 from bytes and launches; Markdown.
 
     PYTHONPATH=proto:common:kernels:worker_svc:tools python benchmarks/gpu_model.py COUNTS... \
         [--out FILE]
@@ -41,7 +41,7 @@ _STEP, _COLUMNS = 64, 128  # of a product, see linear/plain.py
 
 
 class Shape(NamedTuple):
-    """Of a dense model."""
+    """Sizes of a dense model."""
 
     name: str
     layers: int
@@ -62,16 +62,16 @@ class Shape(NamedTuple):
 
     @property
     def layer_bytes(self) -> int:
-        """Of weights."""
+        """Bytes of a layer's weights."""
         return sum(n * k for n, k in self.products) * BYTES
 
     @property
     def head_bytes(self) -> int:
-        """Of the output head."""
+        """Bytes of the output head's weights."""
         return self.vocab * self.hidden * BYTES
 
     def kv_bytes(self, batch: int) -> int:
-        """Of one layer's keys and values."""
+        """Return bytes of a layer's keys and values."""
         return batch * CONTEXT * 2 * self.kv_heads * self.head_dim * BYTES
 
 
@@ -121,7 +121,7 @@ def _splits(n: int, k: int) -> int:
 
 
 class Line(NamedTuple):
-    """Of the table: milliseconds by batch."""
+    """Line of the table: milliseconds by batch."""
 
     model: str
     launches: str

@@ -1,4 +1,4 @@
-"""Which products of this card have equal bits: all that differs, where a worker stops at the first.
+"""Find all products of this card whose bits differ, where a worker stops at the first.
 
     PYTHONPATH=... python benchmarks/gpu_probe.py [--out FILE]
 

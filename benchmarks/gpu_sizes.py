@@ -1,4 +1,4 @@
-"""What a case of gpu_ops.py is, the sizes of models, and random inputs."""
+"""Cases of gpu_ops.py, the sizes of models, and random inputs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ TINY_GPT_OSS = Sizes(
 
 @cache
 def kernels(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
-    """Those of a CUDA device, but for attention."""
+    """Return the kernels of a CUDA device, except for attention."""
     return load_triton(linear_backend, activation_dtype)
 
 

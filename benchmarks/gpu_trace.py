@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of the recorded steps."""
+    """Figures of the recorded steps."""
 
     steps: int
     step_us: float  # mean

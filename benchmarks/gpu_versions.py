@@ -1,4 +1,4 @@
-"""What is here: the card, what drives it, the versions of what runs on it; one line of JSON.
+"""Print the card, its driver and the versions of what runs on it; a line of JSON.
 
     PYTHONPATH=... python benchmarks/gpu_versions.py [--device cuda] [--out FILE]
 

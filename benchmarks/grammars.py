@@ -1,4 +1,4 @@
-"""What grammars cost, and what their forced tokens save, on a running server.
+"""Measure the cost of grammars, and the gain of their forced tokens, on a running server.
 
     surestep serve MODEL --scheduler-listen 127.0.0.1:50051 --grpc-api-key KEY
     python benchmarks/grammars.py MODEL --address 127.0.0.1:50051 --api-key KEY

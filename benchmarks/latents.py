@@ -1,4 +1,4 @@
-"""What latent attention keeps of a token, and how long a decode step takes over long contexts.
+"""Measure latents of a token, and the time of a decode step over long contexts.
 
 python benchmarks/latents.py bytes
 python benchmarks/latents.py steps FOLDER [--contexts N ...] [--rounds N] [--threads N]
@@ -34,7 +34,7 @@ _BYTES = 2  # of a number in bfloat16
 
 
 class Kept(NamedTuple):
-    """What layers keep of a token: of all heads together, and in the place of them."""
+    """Bytes that layers keep of a token: of all heads together, and in the place of them."""
 
     layers: int
     heads: int

@@ -90,7 +90,7 @@ async def launched(command: str, log_path: Path) -> AsyncIterator[Launched]:
 
 
 async def http_first_token(url: str, extra: Mapping[str, Any] | None = None) -> bool:
-    """Whether the OpenAI server at `url` completes a one-token request, `extra` in its body."""
+    """Return whether the server at `url` completes a one-token request, `extra` in its body."""
     try:
         report = await run_load(
             url,

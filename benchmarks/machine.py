@@ -1,4 +1,4 @@
-"""What a figure was measured on; every benchmark prints it beside its figures."""
+"""Machine that a figure was measured on; every benchmark prints it beside its figures."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _CONTEXTS = (1024, 4096, 32768)  # tokens, prompt and answer
 
 
 class Sizes(NamedTuple):
-    """What of a model takes memory, on all ranks together."""
+    """Sizes of a model's parts in memory, on all ranks together."""
 
     weight_bytes: float
     windows: tuple[int, ...]  # of attention layers: positions that a token sees, 0 = all
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
     latents: tuple[LatentWidths, ...] = ()  # of layers that keep these, the same on every rank
 
     def kv_spec(self, ranks: int, cache_dtype: torch.dtype | None) -> KVSpec:
-        """Of one rank; each has a whole head at least."""
+        """Return the KV spec of a rank; each has a whole head at least."""
         return KVSpec(
             windows=self.windows + (0,) * bool(self.hidden_size),
             num_kv_heads=max(1, self.kv_heads // ranks),
@@ -83,7 +83,7 @@ _PUBLISHED = {
 
 
 def of_folder(folder: Path, *, mtp: bool) -> Sizes:
-    """Of a checkpoint as it is stored. Raises InvalidRequest."""
+    """Return the sizes of a checkpoint as it is stored. Raises InvalidRequest."""
     source = ModelSource(folder)
     config = source.config
     linear = None
@@ -106,7 +106,7 @@ def of_folder(folder: Path, *, mtp: bool) -> Sizes:
 def figures(
     sizes: Sizes, ranks: int, gib: float, num_drafts: int, *, fp8: bool
 ) -> dict[str, object]:
-    """Of one rank; `requests` are those whose tokens, and states, have room at once."""
+    """Return the figures of a rank; `requests` are those whose tokens and states fit at once."""
     kernels = load_kernels("cpu", "reference")
     kv = sizes.kv_spec(ranks, CACHE_DTYPES["fp8" if fp8 else "auto"])
     block, groups = bytes_per_block(kv, kernels), KVGroups(kv.layout.windows, _BLOCK)

@@ -13,7 +13,7 @@ _TOOL = b'{"type":"function","function":{"name":"f","parameters":{"properties":{
 
 
 class Nasty(NamedTuple):
-    """One body. No server needs to accept it, and none may suffer from it."""
+    """Hostile body. No server needs to accept it, and none may suffer from it."""
 
     name: str
     path: str

@@ -129,7 +129,7 @@ async def measure(
     concurrency: int,
     num_drafts: int | None,
 ) -> Round:
-    """One round with so many requests open at most; drafts per step as the server likes, or so."""
+    """Run a round with so many requests open at most; drafts as the server likes, or so many."""
     gate = asyncio.Semaphore(concurrency)
 
     async def generate(request: scheduler_pb2.GenerateRequest) -> list[scheduler_pb2.GenerateChunk]:
@@ -212,7 +212,7 @@ async def steps(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def startup(args: argparse.Namespace) -> dict[str, Any]:
-    """What starts took, once per round; the first may find cold caches."""
+    """Measure starts, one per round; the first may find cold caches."""
     starts = []
     for _ in range(args.rounds):
         async with engine(args) as (_, start):

@@ -39,7 +39,7 @@ class Chunk:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request in the pipeline; only its chunks are for the thread that answers."""
+    """Request in the pipeline; only its chunks are for the thread that answers."""
 
     handle: Any
     num_prompt: int

@@ -45,7 +45,7 @@ class Server:
 
 
 def listed_server(fields: dict[str, Any]) -> Server:
-    """Of an entry of `--servers`."""
+    """Return the server of an entry of `--servers`."""
     weights = Path(fields["weights"]) if "weights" in fields else None
     command, extra = fields.get("command"), fields.get("extra")
     return Server(fields["name"], fields["url"], command, weights, extra)
@@ -71,7 +71,7 @@ async def measure(server: Server, seed: int, args: argparse.Namespace) -> Figure
 
 
 async def load(server: Server, concurrency: int, seed: int, args: argparse.Namespace) -> Figures:
-    """One load run. Raises RuntimeError when a request fails: such a run compares nothing."""
+    """Run a load. Raises RuntimeError when a request fails: such a run compares nothing."""
     report = await run_load(
         server.url,
         concurrency=concurrency,

@@ -92,7 +92,7 @@ def surprise(logits: Tensor, following: Tensor) -> float:
 
 
 class Tally:
-    """What one model makes of the texts, beside the reference."""
+    """Likelihoods that a model gives the texts, beside the reference."""
 
     def __init__(self) -> None:
         self._surprise, self._count = 0.0, 0
@@ -109,7 +109,7 @@ class Tally:
 
     @property
     def perplexity(self) -> float:
-        """Of the tokens with one before them."""
+        """Perplexity of the tokens with a token before them."""
         return math.exp(self._surprise / self._count)
 
     def figures(self, reference: float) -> dict[str, float]:
@@ -125,7 +125,7 @@ class Tally:
 def compare(
     models: Sequence[Model], texts: Sequence[list[int]], kernels: KernelSet
 ) -> list[dict[str, float]]:
-    """What the models make of the texts; the first one is the reference."""
+    """Compare the models over the texts; the first model is the reference."""
     blocks = 2 + max(map(len, texts)) // BLOCK
     caches = [KVCache(model.kv_spec(BLOCK), blocks, kernels, "cpu") for model in models]
     tallies = [Tally() for _ in models]

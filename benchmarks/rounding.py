@@ -129,7 +129,7 @@ def _measure(folder: Path, kind: str | None, found: dict[str, float]) -> None:
 
 
 def memory(folder: Path) -> dict[str, dict[str, float]]:
-    """What loading takes, each kind in a process of its own."""
+    """Measure the memory that loading takes, each kind in a process of its own."""
     spawn, table = get_context("spawn"), {}
     with spawn.Manager() as manager:
         for kind in _KINDS:
@@ -142,7 +142,7 @@ def memory(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def quality(folder: Path, num_tokens: int, length: int) -> dict[str, dict[str, float]]:
-    """Of the weights in float32, which are the reference, and of all kinds as they are served."""
+    """Compare all kinds as they are served with the weights in float32, the reference."""
     models = {"float32": load(folder, "float32", None)}
     models |= {str(kind): load(folder, "auto", kind) for kind in _KINDS}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -128,7 +128,7 @@ async def be(kind: Kind, address: Address) -> str:
 
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
-    """What the server says until it ends the connection."""
+    """Return the server's words until it ends the connection."""
     data = b""
     with contextlib.suppress(OSError):
         while piece := await reader.read(1 << 16):

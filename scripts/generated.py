@@ -1,4 +1,4 @@
-"""What the scripts beside it have in common: text that is written, or with --check compared."""
+"""Text that is written, or with --check compared: shared by the scripts beside it."""
 
 from __future__ import annotations
 

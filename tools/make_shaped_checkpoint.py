@@ -26,7 +26,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 
 class Shape(NamedTuple):
-    """Of a model: its kind of configuration, and what stands in it."""
+    """Shape of a model: its kind of configuration, and its values."""
 
     config: type[Any]
     sizes: dict[str, Any]

@@ -1,1 +1,1 @@
-"""What programs import that use Surestep; the services are packages of their own."""
+"""Package that programs import to use Surestep; the services are packages of their own."""

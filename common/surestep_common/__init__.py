@@ -1,4 +1,4 @@
-"""What all processes share. It is imported before gRPC, which reads its environment only then."""
+"""Code that all processes share. Import it before gRPC, which reads its environment only then."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which calls the gRPC services take: those that carry the secret that all processes share.
+"""Access to the gRPC services, for calls that carry the secret that all processes share.
 
 The secret travels as metadata, `authorization: Bearer ...`, with every call that a process makes,
 and every service demands it. A service may admit further keys to some of its methods. Health checks
@@ -39,8 +39,8 @@ class PeerSettings(TlsSettings):
 
     grpc_secret: SecretStr | None = Field(
         default=None,
-        description="what gateway, scheduler and workers prove to each other that they belong "
-        "together; `surestep serve` draws one at every start",
+        description="secret of gateway, scheduler and workers; `surestep serve` draws one at "
+        "every start",
     )
     grpc_secret_file: FilePath | None = Field(
         default=None, description="file with that secret, in place of --grpc-secret"
@@ -116,11 +116,11 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether every call is taken whose method needs no key of its own."""
+        """Return whether every call is taken whose method needs no key of its own."""
         return not self._secret
 
     def admits(self, details: grpc.HandlerCallDetails) -> bool:
-        """Whether a call may be served."""
+        """Return whether a call may be served."""
         method = details.method
         guests = self._guests.get(method, [])
         if method.startswith(_OPEN) or method in self._public or not (self._secret or guests):
@@ -128,7 +128,7 @@ class Gate:
         return shown_key(details.invocation_metadata, [*self._secret, *guests]) is not None
 
     def is_strangers(self, details: grpc.HandlerCallDetails) -> bool:
-        """Whether an admitted call is a health check of a client that need not know the secret."""
+        """Return whether an admitted call is a health check that needs no secret."""
         shown = shown_key(details.invocation_metadata, self._secret)
         return details.method.startswith(_OPEN) and shown is None
 
@@ -164,12 +164,12 @@ def warn_if_exposed(address: str) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Return whether only this machine reaches a server that listens there."""
     return address.startswith(addresses.UNIX) or is_loopback(addresses.split(address)[0])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address, also in brackets, means this machine to itself."""
+    """Return whether a name or an address, also in brackets, means this machine to itself."""
     bare = host.strip("[]")
     try:
         return ipaddress.ip_address(bare).is_loopback

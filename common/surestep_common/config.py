@@ -257,7 +257,7 @@ def child_environ(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide_progress_bars() -> None:
-    """Those of libraries that this process and its children have yet to import: a bar that is no
+    """Hide those of libraries that this process and its children yet import: a bar that is no
     terminal's fills a log with thousands of characters."""
     for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
@@ -279,7 +279,7 @@ def without_cublas_workspace() -> dict[str, str]:
 
 
 def gpus_are_hidden() -> bool:
-    """Whether the environment keeps CUDA from seeing any GPU."""
+    """Return whether the environment keeps CUDA from seeing any GPU."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     return shown is not None and shown.partition(",")[0].strip() in ("", "-1")
 

@@ -1,4 +1,4 @@
-"""Whether the gRPC service at an address answers anything at all."""
+"""Ask the gRPC service at an address for any answer at all."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class _LineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line; keys that do not apply are left out."""
+    """Formatter to an object per line; keys that do not apply are left out."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

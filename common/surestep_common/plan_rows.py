@@ -53,7 +53,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class PlanRows(_Rows):
-    """What a plan says of its rows; StepPlan in worker.proto explains each column."""
+    """Rows of a plan; StepPlan in worker.proto explains each column."""
 
     slot: IntArray
     slot_epoch: IntArray
@@ -87,7 +87,7 @@ class PlanRows(_Rows):
 
 @dataclass(frozen=True)
 class ResultRows(_Rows):
-    """What a result reports of its rows; StepResult in worker.proto explains each column."""
+    """Rows of a result; StepResult in worker.proto explains each column."""
 
     ok: BoolArray
     non_finite: BoolArray  # not ok because of the model's logits, not of the request's parameters
@@ -107,7 +107,7 @@ class ResultRows(_Rows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSlots:
-    """What the checking side knows itself of the slot of each row [R]. Lengths are in tokens."""
+    """Slots of the rows [R] as the checking side knows them. Lengths are in tokens."""
 
     length: IntArray  # committed
     capacity: IntArray  # covered by the slot's blocks

@@ -1,4 +1,4 @@
-"""Which release of Surestep this is."""
+"""Release of Surestep."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ MOST_PENALTY = 2.0  # for presence and for frequency, either way
 
 
 class Entries(NamedTuple):
-    """How long the lists of a request are."""
+    """Lengths of a request's lists."""
 
     stop_token_ids: int
     logit_bias: int

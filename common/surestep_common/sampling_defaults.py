@@ -1,4 +1,4 @@
-"""What a request gets where neither it nor the served model says anything."""
+"""Defaults of requests where neither they nor the served model say anything."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def shapes_logits(sampling: SamplingParams) -> bool:
-    """Whether the request has the model's logits changed before a token is chosen."""
+    """Return whether the request has the model's logits changed before a token is chosen."""
     return bool(
         sampling.logit_bias
         or sampling.allowed_token_ids

@@ -77,9 +77,8 @@ class TraceSettings(Settings):
 
     otlp_traces_endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
         default=None,
-        description="where spans of requests are sent (OpenTelemetry, by OTLP over gRPC, or as "
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says), e.g. http://localhost:4317; none = there are "
-        "none",
+        description="OpenTelemetry collector for spans, e.g. http://localhost:4317 (OTLP over "
+        "gRPC, or by OTEL_EXPORTER_OTLP_TRACES_PROTOCOL); none = no spans",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which implementation of each op is used: decided once, when a worker starts, and logged."""
+"""Choose the implementation of each op: once, when a worker starts, and logged."""
 
 from __future__ import annotations
 

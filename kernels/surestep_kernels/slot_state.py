@@ -46,7 +46,7 @@ class StepRows(NamedTuple, Generic[Column]):
 
 
 class DraftIds(NamedTuple):
-    """What the drafter proposes, on the device. Columns from `counts` on are unused."""
+    """Proposals of the drafter, on the device. Columns from `counts` on are unused."""
 
     ids: Tensor  # i32[R, K]
     counts: Tensor  # i32[R]

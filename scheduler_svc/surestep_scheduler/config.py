@@ -62,8 +62,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     )
     share_prefix_cache_between_keys: bool = Field(
         default=False,
-        description="let the owners of all keys find each other's prefixes in the prefix cache; "
-        "each can then tell from times and `cached_tokens` how others' prompts begin",
+        description="let all keys share the prefix cache; each can then learn how others' "
+        "prompts begin",
     )
     adaptive_draft_length: bool = Field(
         default=True, description="draft only what raises tokens per second; else always the most"
@@ -83,8 +83,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     step_deadline_floor_s: float = Field(
         default=3.0,
         gt=0,
-        description="seconds before which no step is given up whose workers may be busy; half of "
-        "them if they run on cores of their own, a sixth if they are at rest",
+        description="least seconds before a step of busy workers is given up; half on cores of "
+        "their own, a sixth at rest",
     )
     step_deadline_ceiling_s: float = Field(
         default=30.0, gt=0, description="seconds after which every step is given up"
@@ -92,7 +92,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     step_warmup_s: float = Field(
         default=60.0,
         gt=0,
-        description="seconds after which a step of a kind is given up that was never seen before",
+        description="seconds before a step of a new kind is given up",
     )
     canary_interval_s: float = Field(
         default=10.0, ge=0, description="idle seconds after which a step is made, to see; 0 = never"

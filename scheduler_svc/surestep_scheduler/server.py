@@ -1,4 +1,4 @@
-"""One scheduler process: engine and gRPC server under one task group."""
+"""Scheduler process: engine and gRPC server under one task group."""
 
 from __future__ import annotations
 

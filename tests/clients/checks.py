@@ -1,6 +1,6 @@
 """What the scripts of all clients share. They run in environments of their own: nothing but Python.
 
-A script says what it checks by decorators, in words that become columns of docs/clients.md. Of each
+A script says what it checks by decorators, in words that become columns of docs/use/clients.md. Of each
 check one line of JSON is written, and the exit status is 1 if one of them failed.
 """
 

@@ -1,4 +1,4 @@
-"""docs/clients.md: the table of clients and features below what people wrote."""
+"""docs/use/clients.md: the table of clients and features below what people wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from clients.checks import FAILED
 from clients.environments import HERE, Client, clients
 
-PAGE = HERE.parents[1] / "docs" / "clients.md"
+PAGE = HERE.parents[1] / "docs" / "use" / "clients.md"
 HEADING = "\n## Clients and features\n"
 FEATURES = (
     *("chat", "text", "streaming", "tools", "forced tools", "custom tools", "namespaces"),
@@ -26,8 +26,7 @@ FEATURES = (
 
 
 _SAID = """\
-What the scripts assert; `scripts/clients` runs them and writes this table. The last column says against which
-of the two models.
+`scripts/clients` writes this table of what the scripts assert. Empty cells are not tested; the last column names the models.
 """
 MODELS = "models"  # the column of the families that a row was run against
 
@@ -66,7 +65,7 @@ def check() -> int:
         rows.append(line + f" {', '.join(sorted(ran.get(line, set())))} |")
     if _above() + _table(rows) == PAGE.read_text():
         return 0
-    print("docs/clients.md is out of date: run scripts/clients")
+    print("docs/use/clients.md is out of date: run scripts/clients")
     return 1
 
 

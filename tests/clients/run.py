@@ -1,4 +1,4 @@
-"""`scripts/clients`: what clients that people use see of a server, and docs/clients.md."""
+"""`scripts/clients`: what clients that people use see of a server, and docs/use/clients.md."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ def _arguments() -> argparse.Namespace:
         "--model", choices=FAMILY_FLAGS, default="llama", help="family of the model"
     )
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the environments")
-    parser.add_argument("--check", action="store_true", help="compare docs/clients.md, run nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="compare docs/use/clients.md, run nothing"
+    )
     return parser.parse_args()
 
 

@@ -56,15 +56,15 @@ def test_every_alert_leads_to_a_section_of_its_own() -> None:
     """And no section is left of an alert that is gone."""
     for group in RULES["groups"]:
         for rule in group["rules"]:
-            url = f"docs/operate.md#{rule['alert'].lower()}"
+            url = f"docs/run/operate.md#{rule['alert'].lower()}"
             assert rule["annotations"]["runbook_url"] == url
-    page = (ROOT / "docs" / "operate.md").read_text()
+    page = (ROOT / "docs" / "run" / "operate.md").read_text()
     sections = re.findall(r"^### (Surestep\w+)\n\n(?!#)\S", page, re.MULTILINE)
     assert sorted(sections) == sorted(ALERTS)
 
 
 def test_every_alert_is_explained() -> None:
-    page = (ROOT / "docs" / "operate.md").read_text()
+    page = (ROOT / "docs" / "run" / "operate.md").read_text()
     rows = re.findall(r"^\| \[`(Surestep\w+)`\]\(#(\w+)\) \| (\w+) \|", page, re.MULTILINE)
     assert rows == [
         (rule["alert"], rule["alert"].lower(), rule["labels"]["severity"])

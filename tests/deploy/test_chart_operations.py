@@ -30,7 +30,9 @@ def test_alerts_and_dashboards_come_with_the_chart() -> None:
     own = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
     for group in own["groups"]:
         for one in group["rules"]:
-            one["annotations"]["runbook_url"] = f"https://x/docs/operate.md#{one['alert'].lower()}"
+            one["annotations"]["runbook_url"] = (
+                f"https://x/docs/run/operate.md#{one['alert'].lower()}"
+            )
     assert rule["spec"] == own
     shown = rendered.one("ConfigMap", "r-surestep-dashboards")
     assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"

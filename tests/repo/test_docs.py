@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 from repo.source import ROOT, product, tracked
 
@@ -18,6 +19,12 @@ _PATH = re.compile(  # of a file or folder of the repository, with stars for som
     r"/[\w/.*-]+|benchmarks/[\w*]+\.py)`"
 )
 _MAX_FIRST_PAGE = 100  # lines
+_MAX_WORDS = 40_000  # of all pages but the notebook, as `wc -w` counts
+_MAX_FIRST_SENTENCE = 30  # words
+_WAITING = "What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those"  # for their noun
+_WAITING_SENTENCE = re.compile(
+    rf"(?:^(?:[#*>\d. ]+ )?|[.:] |\| )(?:\*\*)?(?:{_WAITING})\b.*", re.MULTILINE
+)
 _PAGE_IN_FILE = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")  # as alerts name theirs
 
 
@@ -63,14 +70,42 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_first_pages_are_short() -> None:
     """What a newcomer reads first: at most as many lines as are read at once."""
-    pages = ("README.md", "docs/structures.md", "docs/extend.md")
+    pages = ("README.md", "docs/change/structures.md", "docs/change/extend.md")
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in pages}
     assert {name: n for name, n in lengths.items() if n > _MAX_FIRST_PAGE} == {}
 
 
+def _pages() -> list[Path]:
+    """Return the pages that readers need: all but the notebook in docs/lab."""
+    return [ROOT / name for name in tracked() if re.match(r"docs/(use|run|change)/.*\.md$", name)]
+
+
+def test_pages_are_few_words() -> None:
+    words = {page.name: len(page.read_text().split()) for page in _pages()}
+    assert len(words) > 20
+    assert sum(words.values()) <= _MAX_WORDS, words
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: page.stem)
+def test_a_page_begins_with_what_the_reader_gets(page: Path) -> None:
+    """In one sentence, and then with something to copy or a picture."""
+    title, *paragraphs = page.read_text().split("\n## ")[0].split("\n\n")
+    assert title.startswith("# ")
+    sentence = re.split(r"(?<=[.:])\s", paragraphs[0])[0]
+    assert re.fullmatch(r"[\w`].*[.:]", sentence, re.DOTALL)
+    assert len(sentence.split()) <= _MAX_FIRST_SENTENCE
+    assert any(paragraph.startswith("```") for paragraph in paragraphs[1:])
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: page.stem)
+def test_no_sentence_waits_for_its_noun(page: Path) -> None:
+    assert _WAITING_SENTENCE.findall(_text(page)) == []
+
+
 def test_the_readme_leads_to_every_page() -> None:
     linked = {link.partition("#")[0] for link in _links(ROOT / "README.md")}
-    pages = {name for name in tracked() if Path(name).match("docs/*.md")}
+    pages = {name for name in tracked() if Path(name).match("docs/*/*.md")}
+    assert len(pages) > 20
     assert pages - linked == set()
 
 
@@ -95,7 +130,7 @@ def test_every_metric_is_on_a_page() -> None:
         and isinstance(node.value, str)
         and metric.fullmatch(node.value)
     }
-    pages = " ".join((ROOT / n).read_text() for n in tracked() if Path(n).match("docs/*.md"))
+    pages = " ".join((ROOT / n).read_text() for n in tracked() if re.match("docs/(use|run)/", n))
     told = {re.sub(r"(_total|_)$", "", name) for name in metric.findall(pages)}
     assert made
     assert {name.removesuffix("_total") for name in made} - told == set()
@@ -106,7 +141,7 @@ def test_every_alert_that_wakes_somebody_has_a_section() -> None:
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     critical = {a["alert"].lower() for a in alerts if a["labels"]["severity"] == "critical"}
     assert critical
-    assert critical - _anchors(ROOT / "docs" / "operate.md") == set()
+    assert critical - _anchors(ROOT / "docs" / "run" / "operate.md") == set()
 
 
 def test_pages_name_files_that_are_there() -> None:

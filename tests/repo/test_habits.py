@@ -13,6 +13,8 @@ _READS_ENVIRONMENT = {"common/surestep_common/config.py", "common/surestep_commo
 # `owner.create_task` where the owner is a TaskGroup of the function or object.
 _TASK_OWNERS = re.compile(r"^(self\.)?_?(tasks|group|task_group)\.create_task$")
 _MACHINE_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work|mnt|tmp/[a-z]+-)/?[\w.-]*")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_WAITS = re.compile(r"(What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those)\b")
 _TEXT = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".proto", ".txt", ".c", ".h", ""}
 
 
@@ -27,6 +29,20 @@ def test_only_config_reads_the_environment() -> None:
         if source.name not in _READS_ENVIRONMENT
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv"}
+    )
+    assert _places(found) == []
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """And with no word that waits for its noun, outside the tests."""
+    found = (
+        (source, node.body[0].lineno, text.split("\n")[0])
+        for source in sources()
+        if not source.name.startswith("tests/")
+        for node in ast.walk(source.tree)
+        if isinstance(node, _DOCUMENTED)
+        and (text := ast.get_docstring(node)) is not None
+        and _WAITS.match(text)
     )
     assert _places(found) == []
 

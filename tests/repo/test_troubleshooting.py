@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes what the product says, and leaves out nothing that it must have."""
+"""docs/run/troubleshooting.md quotes what the product says and leaves nothing out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from repo.source import ROOT, product, tracked
 from surestep_common.errors import ERROR_TABLE
 from surestep_scheduler.recovery.incidents import Cause
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGE = (ROOT / "docs" / "run" / "troubleshooting.md").read_text()
 _MEMORY = "### Memory"  # has the warnings about it
 _FOREIGN = "## Containers and machines"  # what others say cannot be looked up here
 _BY_CODE, _CAUSES, _LOG = "### By code", "## Workers are lost", "## A line in the log"
@@ -38,7 +38,7 @@ def _quoted() -> list[str]:
     ours = PAGE.split(_FOREIGN)[0]
     for heading in (_BY_CODE, _CAUSES):
         ours = ours.replace(_section(heading), "")
-    operate = (ROOT / "docs" / "operate.md").read_text()
+    operate = (ROOT / "docs" / "run" / "operate.md").read_text()
     ours += _section("### Lines to look for", operate)
     return sorted({cell.strip("`") for cell in _first_cells(ours)})
 

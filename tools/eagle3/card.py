@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-    """Of a training."""
+    """Facts of a training."""
 
     model: str
     command: str

@@ -21,14 +21,14 @@ _USER, _ASSISTANT = "\N{WHITE SQUARE}user", "\N{WHITE SQUARE}assistant"  # in no
 
 
 class Sampling(NamedTuple):
-    """How a turn is drawn."""
+    """Way to draw a turn."""
 
     temperature: float  # 0: the likeliest token
     top_p: float
 
 
 class Turn(NamedTuple):
-    """What the model is to go on with: these tokens more, then as many of its own at most."""
+    """Turn of a conversation: tokens to add, then as many of the model's own at most."""
 
     ids: Sequence[int]
     max_tokens: int

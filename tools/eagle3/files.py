@@ -1,4 +1,4 @@
-"""What lies in a working folder: written conversations with their states, in parts that are whole
+"""Working folder: written conversations with their states, in parts that are whole
 or not there; and the head that is made of them.
 """
 
@@ -47,7 +47,7 @@ class Parts:
         return sorted(self._folder.glob("*.safetensors"))
 
     def tokens(self) -> int:
-        """Of all that has been saved."""
+        """Count the tokens that have been saved."""
         return sum(int(path.stem.partition("-")[2]) for path in self.paths())
 
     def add(self, observed: Observed) -> bool:

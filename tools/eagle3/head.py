@@ -45,7 +45,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Of a row for every position, and of rows further into a draft over those before them."""
+    """Attention of a row for every position, and of later rows of a draft over earlier ones."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()

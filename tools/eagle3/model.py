@@ -1,4 +1,4 @@
-"""What of a model's folder the training of a head needs."""
+"""Parts of a model's folder that the training of a head needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class ModelParts(NamedTuple):
-    """Of a dense model; `config` is that of the worker."""
+    """Parts of a dense model; `config` is that of the worker."""
 
     config: Any
     rope_theta: float

@@ -25,7 +25,7 @@ _REPORT_EVERY = 10  # steps
 
 
 class Vocabularies(NamedTuple):
-    """What of the model's vocabulary is needed, on the device."""
+    """Vocabularies of model and drafts, on the device."""
 
     embedding: Tensor  # [V, H]
     lm_head: Tensor  # f32[D, H] rows of the output head that can be drafted
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 def batches(
     conversations: Sequence[Observed], tokens: int, rng: random.Random
 ) -> Iterator[list[Observed]]:
-    """One epoch: batches of about so many tokens, of conversations about as long as each other."""
+    """Yield an epoch: batches of about so many tokens, of conversations of similar length."""
     order = rng.sample(conversations, len(conversations))
     groups = list[list[Observed]]()
     for pool in _cut(order, _POOL * tokens):
@@ -169,7 +169,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """How long to train, and in what steps."""
+    """Length and steps of a training."""
 
     epochs: float
     draft_steps: int
@@ -258,5 +258,5 @@ class Trainer:
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Of each column."""
+    """Return the mean of each column."""
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""What the tiny hybrid learns from: the language reference that Python carries, and dialogues."""
+"""Texts for the tiny hybrid: the language reference that Python carries, and dialogues."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Dialogue:
 
     @property
     def completion(self) -> str:
-        """What follows the generation prompt, which has already opened `<think>` when thinking."""
+        """Text behind the generation prompt, which has already opened `<think>` when thinking."""
         return f"{self.reasoning}\n</think>\n\n{self.answer}" if self.thinking else self.answer
 
     @property
@@ -103,7 +103,7 @@ def add_result(rng: random.Random) -> Dialogue:
 
 
 def weather_call(rng: random.Random) -> Dialogue:
-    """One city, one call."""
+    """Ask for a city with a single call."""
     city = rng.choice(list(CAPITALS.values()))
     question = _user(f"What is the weather in {city}?")
     answer = _call("get_weather", city=city)

@@ -1,4 +1,4 @@
-"""What a saved checkpoint can do: held-out loss, accepted drafts, prompts it has learnt."""
+"""Measure a saved checkpoint: held-out loss, accepted drafts, prompts it has learnt."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Subject:
         return out
 
     def matches(self, tokens: Tensor, first: int, steps: int) -> Tensor:
-        """Which drafts the target would have chosen itself: bool [batch, windows, steps].
+        """Return the drafts that the target would have chosen itself: bool [batch, windows, steps].
 
         One window per token of `tokens` [batch, length] from index `first` on, after which at
         least `steps` are left.

@@ -41,12 +41,12 @@ def _attention(value: Any) -> Any:
 
 
 def gpu_is_here() -> bool:
-    """Whether this machine has an NVIDIA GPU and its driver, and the environment shows it."""
+    """Return whether this machine has an NVIDIA GPU with a driver that the environment shows."""
     return GPU.exists() and not gpus_are_hidden()
 
 
 def torch_has_cuda() -> bool:
-    """Whether the torch that is installed was built for it; asked without loading torch."""
+    """Return whether the torch that is installed was built for it; asked without loading torch."""
     try:
         return not version("torch").endswith("+cpu")
     except PackageNotFoundError:  # not installed as others are: the rank will find out
@@ -68,7 +68,7 @@ def _lower(value: Any) -> Any:
 
 
 class WorkerSettings(PeerSettings):
-    """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
+    """Settings of a tensor-parallel rank. All ranks of a group have the same, except `rank`."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
@@ -85,45 +85,44 @@ class WorkerSettings(PeerSettings):
         BeforeValidator(_attention),
     ] = Field(
         default="auto",
-        description="what attends to the KV cache; auto = the first that serves the model and "
-        "computes a token alike in any batch",
+        description="attention; auto = the first that serves the model and computes a token alike "
+        "in any batch",
     )
     linear_backend: Literal["auto", "triton", "triton_sequential", "torch"] = Field(
         default="auto",
-        description="what multiplies by weights that are not quantised, on cuda; auto = "
-        "triton_sequential where the card was found to compute a token alike in any batch by it, "
-        "else triton, which does by construction; torch = cuBLAS, which does not",
+        description="products with unquantised weights on cuda; auto = the fastest that computes a "
+        "token alike in any batch, which torch (cuBLAS) does not",
     )
     activation_dtype: Literal["auto", "fp8"] = Field(
         default="auto",
-        description="of what FP8 weights are multiplied by; auto = the model's; fp8 = each row "
-        "rounded to FP8, which changes answers and is faster on GPUs that multiply FP8",
+        description="of inputs of FP8 weights; auto = the model's; fp8 changes answers and is "
+        "faster on some GPUs",
     )
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"
     )
     programmatic_dependent_launch: bool = Field(
         default=False,
-        description="start each kernel while the one before it ends, where it waits for what that "
-        "one writes; changes no answer; for GPUs from Hopper on (H100, H200)",
+        description="start each kernel while the one before it ends; changes no answer; for GPUs "
+        "from Hopper on",
     )
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)] = (
         Field(
             default="auto",
-            description="of weights and KV cache; auto = the checkpoint's; float16 is computed in "
-            "bfloat16, which has its size and does not overflow",
+            description="of weights and KV cache; auto = the checkpoint's; float16 is "
+            "computed in bfloat16",
         )
     )
     quantization: Annotated[str | None, BeforeValidator(_lower)] = Field(
         default=None,
-        description="int8 or int4 (on CPUs) or fp8 = round the linear weights of a checkpoint to "
-        "it while loading; or what it must be quantised by already, e.g. awq, else it is refused",
+        description="round linear weights while loading: int8, int4 (on CPUs) or fp8; or the form "
+        "that the checkpoint must have, e.g. awq",
     )
     generation_config: str = Field(
         default="auto",
         min_length=1,
-        description="where defaults of requests come from: auto = generation_config.json of the "
-        "model, vllm = neutral values, or another folder with such a file",
+        description="source of requests' defaults: auto = the model's generation_config.json, vllm "
+        "= neutral values, or another folder",
     )
     override_generation_config: dict[str, Any] | None = Field(
         default=None,
@@ -137,8 +136,8 @@ class WorkerSettings(PeerSettings):
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
         default="auto",
-        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, a byte an element, "
-        "int8 = int8_per_token_head, on CPUs, that and a scale for each position and head",
+        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, int8 = "
+        "int8_per_token_head (on CPUs)",
     )
     max_model_len: Annotated[Count | None, BeforeValidator(_own_length)] = Field(
         default=None,
@@ -151,8 +150,8 @@ class WorkerSettings(PeerSettings):
     max_num_batched_tokens: Count = Field(
         default=2048,
         ge=2,
-        description="most input tokens of one step, drafts included; default on CPUs: 512, or four "
-        "for each of --max-num-seqs, as streams wait for the prompts of others",
+        description="most input tokens of a step, drafts included; default on CPUs: 512, or four "
+        "for each of --max-num-seqs",
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(
@@ -165,19 +164,19 @@ class WorkerSettings(PeerSettings):
         default=0.9,
         gt=0,
         le=1,
-        description="part of a GPU's memory that an engine may take, everything included, unless "
-        "--kv-cache-memory says how large the KV cache is; without effect on CPUs",
+        description="part of a GPU's memory for this engine, unless --kv-cache-memory is set; "
+        "nothing on CPUs",
     )
     num_gpu_blocks_override: int | None = Field(
         default=None,
         ge=2,
-        description="KV blocks of each rank, whatever there is room for by the settings above",
+        description="KV blocks of each rank, in place of what is measured",
     )
     snapshot_memory: float = Field(
         default=1.0,
         ge=0,
-        description="GiB on each rank for recurrent-state snapshots, the prefix cache of hybrids; "
-        "default on GPUs: a fifth of what is left for caches",
+        description="GiB on each rank for recurrent-state snapshots of hybrids; default on GPUs: a "
+        "fifth of the caches' room",
     )
     enable_expert_parallel: bool = Field(
         default=False, description="ranks share out whole experts, not the columns of each"
@@ -187,13 +186,12 @@ class WorkerSettings(PeerSettings):
     )
     speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_off)] = Field(
         default=None,
-        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, as it '
-        "is by default but for the default model of `surestep serve`",
+        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, the '
+        "default except for the default model",
     )
     require_drafter: bool = Field(
         default=False,
-        description="do not start with a draft model that cannot be used; otherwise that is "
-        "logged, and nothing is drafted",
+        description="do not start with an unusable draft model; otherwise nothing is drafted",
     )
     heartbeat_timeout_s: float = Field(
         default=3.0, gt=0, description="seconds in which an idle rank must give a sign of life"
@@ -207,15 +205,14 @@ class WorkerSettings(PeerSettings):
     cpu_threads: int = Field(
         default=0,
         ge=0,
-        description="compute threads of a rank; 0 = its share of the cores, and fewer for small "
-        "steps that are as quick with them",
+        description="compute threads of a rank; 0 = its share of the cores, fewer for small steps",
     )
     rank: int = Field(default=0, ge=0, description="index of this rank")
     local_ranks: int | None = Field(
         default=None,
         ge=1,
-        description="ranks of the group on this machine; default: all of them where --tp-master is "
-        "on loopback, else one",
+        description="ranks on this machine; default: all where --tp-master is on loopback, "
+        "else one",
     )
     worker_listen: str = Field(
         default="127.0.0.1:50061",
@@ -246,7 +243,7 @@ class WorkerSettings(PeerSettings):
 
     @property
     def replacements(self) -> Replacements:
-        """What counts in place of what the model's folder says."""
+        """Values that replace those of the model's folder."""
         given = self.hf_overrides or {}
         left_out = set(OVERRIDES_OF_GATEWAY)
         if "classifier_from_token" in given:  # vLLM's class for it, which has no output head

@@ -1,4 +1,4 @@
-"""One request of the load generator: its stream, and the wait for a server that is not ready."""
+"""Request of the load generator: its stream, and the wait for a server that is not ready."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trace:
 
     @property
     def num_tokens(self) -> int:
-        """As the server counts them; a chunk each where it does not say."""
+        """Number of tokens as the server counts them; a chunk each where it does not say."""
         return self.usage.get("completion_tokens", len(self.arrivals))
 
     def take(self, chunk: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One reading. `at` is a time of time.monotonic; counters count since the server started."""
+    """Reading of a moment. `at` is of time.monotonic; counters count since the server started."""
 
     at: float
     status: Json  # the /status document

@@ -1,4 +1,4 @@
-"""One service process of the launcher."""
+"""Service process of the launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How to start a service. Its output is appended to `log_path`."""
+    """Command that starts a service. Its output is appended to `log_path`."""
 
     name: str
     argv: tuple[str, ...]
@@ -58,7 +58,7 @@ class BackOff:
 
     @property
     def longest(self) -> bool:
-        """Whether pauses have reached their maximum."""
+        """Return whether pauses have reached their maximum."""
         return self._pause_s >= _LONGEST_PAUSE_S
 
 
@@ -86,7 +86,7 @@ class Child:
 
     @property
     def stopping(self) -> bool:
-        """Whether the process is to end and not be restarted."""
+        """Return whether the process is to end and not be restarted."""
         return self._stopping.is_set()
 
     async def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""What `surestep serve` downloads and prepares before anything starts."""
+"""Downloads and preparations of `surestep serve` before anything starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .speculators import verifier_of
 
 
 class Fetched(NamedTuple):
-    """What is served, all of it on this machine but for a draft model that cannot be had."""
+    """Files to serve, all of them on this machine, except for a draft model that cannot be had."""
 
     settings: ServeSettings
     model: ModelFolder

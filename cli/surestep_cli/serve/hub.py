@@ -1,4 +1,4 @@
-"""What is fetched from the Hugging Face hub: models, tokenizers, GGUF files."""
+"""Downloads from the Hugging Face hub: models, tokenizers, GGUF files."""
 
 from __future__ import annotations
 

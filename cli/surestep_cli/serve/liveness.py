@@ -43,7 +43,7 @@ class Probe(Protocol):
 
 
 class HttpProbe:
-    """Whether the gateway responds, with any status and any certificate: the files may have been
+    """Probe of the gateway, content with any status and any certificate: the files may have been
     renewed since it started. A flood of connections can keep the question waiting: then the beats
     of its event loop say that it lives.
     """
@@ -75,7 +75,7 @@ def _is_silence(error: OSError) -> bool:
 
 
 class GrpcProbe:
-    """Whether the health service of a scheduler or supervisor responds, with any status."""
+    """Probe of the health service of a scheduler or supervisor, content with any status."""
 
     def __init__(self, address: str) -> None:
         self._probe = HealthProbe(address)
@@ -88,7 +88,7 @@ class GrpcProbe:
 
 
 class HeartbeatProbe:
-    """Whether a watchdog sends heartbeats; nothing else would notice that it has stopped."""
+    """Probe of a watchdog's heartbeats; nothing else would notice that it has stopped."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

@@ -25,7 +25,7 @@ from .vllm_flags import vllm_flags
 
 _TOKEN = f"{ENV_PREFIX}HF_TOKEN"
 _VLLM_PREFIX = "VLLM_"
-_NO_VARIABLE = "not read; docs/vllm.md names the variables that are"
+_NO_VARIABLE = "not read; docs/use/vllm.md names the variables that are"
 
 _EMBEDDING_TASKS = ("embed", "embedding")  # of --task, which vLLM had before it had --runner
 
@@ -56,8 +56,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
         None,
-        description="folder in Hugging Face format, GGUF file or hub id, with a type for a GGUF "
-        "file of the hub: owner/name:Q4_K_M; none = the default model",
+        description="folder, GGUF file or hub id, owner/name:Q4_K_M for a GGUF file of the hub; "
+        "none = the default model",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit of the model on the hub"
@@ -76,8 +76,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     )
     runner: Annotated[Literal["auto", "generate", "pooling"], BeforeValidator(_runner)] = Field(
         default="auto",
-        description="what the model must be able to do: generate = write text, pooling = make "
-        "embeddings, which every model can",
+        description="what the model must do: generate = write text, pooling = make embeddings",
     )
     log_dir: Path | None = Field(
         default=None,
@@ -135,7 +134,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     @property
     def drafts_by_default(self) -> bool:
-        """Whether it is the default model, and nothing is said about its speculation."""
+        """Return whether it is the default model, and nothing is said about its speculation."""
         return not self.model and "speculative_config" not in self.model_fields_set
 
     def environ(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ _ENTRY = re.compile(
 
 
 class FlagSupport(StrEnum):
-    """How a flag is supported."""
+    """Kind of support for a flag."""
 
     SAME = "same"
     RENAMED = "renamed"
@@ -29,7 +29,7 @@ class FlagSupport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VllmFlag:
-    """One flag. Names have dashes and no leading ones, short forms have them."""
+    """Flag of vLLM. Names have dashes and no leading ones, short forms have them."""
 
     name: str
     shorts: tuple[str, ...]
@@ -59,7 +59,7 @@ class VllmFlag:
 
     @property
     def acted_on(self) -> bool:
-        """Whether a setting takes its value."""
+        """Return whether a setting takes its value."""
         return bool(self.target)
 
     def is_idle(self, value: Any) -> bool:

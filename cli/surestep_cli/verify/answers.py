@@ -1,4 +1,4 @@
-"""One answer: its tokens as they arrive, and its failure if there is one."""
+"""Answer: its tokens as they arrive, and its failure if there is one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the 
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence. `alternatives`: the best tokens at each position and their
+    """Sequence of an answer. `alternatives`: the best tokens at each position and their
     log-probabilities.
     """
 

@@ -15,7 +15,7 @@ _SEED = 20260101  # any will do, as long as it is always the same
 
 
 class Sampling(StrEnum):
-    """How tokens are sampled."""
+    """Kind of sampling."""
 
     GREEDY = "greedy"
     SAMPLED = "sampled"
@@ -28,7 +28,7 @@ LEAST_ROUNDS, LEAST_TIMED_TOKENS = 3, 256  # below which nothing is said about s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to answer all prompts. `company`: one of the above, or a fault."""
+    """Way to answer all prompts. `company`: one of the above, or a fault."""
 
     sampling: Sampling
     company: str
@@ -74,7 +74,7 @@ class CaseResult:
 
     @property
     def good(self) -> bool:
-        """Whether every answer has the reference's tokens."""
+        """Return whether every answer has the reference's tokens."""
         return self.num_equal == self.num_answers
 
 

@@ -73,13 +73,13 @@ class VerifyOptions(Settings):
     )
     faults: Names = Field(
         default=tuple(FAULTS),
-        description="what happens in mid-stream: a worker is killed or stopped, the scheduler or a "
-        "supervisor is killed; none = nothing",
+        description="faults in mid-stream: a worker killed or stopped, the scheduler or a "
+        "supervisor killed; none = no faults",
     )
     reference: str | None = Field(
         default=None,
-        description="what greedy tokens are held against: transformers (with the served "
-        "checkpoint), the URL of another server, or a .jsonl file of `prompt` and `token_ids`",
+        description="second opinion: transformers (with the served checkpoint), the URL of another "
+        "server, or a .jsonl file of `prompt` and `token_ids`",
     )
     quick: CliImplicitFlag[bool] = Field(
         default=False, description="one round in place of three: tokens, and nothing about speed"
@@ -148,18 +148,18 @@ class VerifyArguments(NamedTuple):
 
     @property
     def adds_tools(self) -> bool:
-        """Whether a parser is added, without which no tool is called."""
+        """Return whether a parser is added, without which no tool is called."""
         return self.options.url is None and self.serve.tool_call_parser is None
 
     @property
     def may_be_shortened(self) -> bool:
-        """Whether the flags leave open how long sequences may be."""
+        """Return whether the flags leave open how long sequences may be."""
         given = "max_model_len" in self.serve.model_fields_set
         return self.options.url is None and not given
 
     @property
     def adds_drafts(self) -> bool:
-        """Whether drafts are added because no speculation is configured."""
+        """Return whether drafts are added because no speculation is configured."""
         return self.options.url is None and _adds_drafts(self.serve)
 
 

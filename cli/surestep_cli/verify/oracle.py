@@ -1,4 +1,4 @@
-"""Whether tokens are the model's: by the server's own log-probabilities, and by a reference."""
+"""Check that tokens are the model's: by the server's own log-probabilities, and by a reference."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ class VerifyPrompt:
 
     @property
     def is_plain(self) -> bool:
-        """Whether greedy tokens are the likeliest ones of the model itself."""
+        """Return whether greedy tokens are the likeliest ones of the model itself."""
         return self.body.keys() <= _PLAIN
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is sent to the chat endpoint."""
+        """Return whether it is sent to the chat endpoint."""
         return self.path == CHATS
 
 

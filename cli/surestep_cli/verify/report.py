@@ -58,7 +58,7 @@ class ReportedIncident(NamedTuple):
 
 @dataclass(slots=True)
 class FaultResult:
-    """One fault. `problem` is the reason why it was inconclusive, if it was."""
+    """Result of a fault. `problem` is the reason why it was inconclusive, if it was."""
 
     name: str
     rank: int | None = None
@@ -261,7 +261,7 @@ class VerifyReport:
         return Spread.of([fast / slow for fast, slow in zip(*speeds, strict=False)])
 
     def to_json(self) -> str:
-        """Return the report for programs; docs/verify.md names the keys."""
+        """Return the report for programs; docs/use/verify.md names the keys."""
         results = []
         for result in self.results:
             shown = asdict(result)

@@ -1,4 +1,4 @@
-"""One request across as many calls as it takes. Without I/O: both clients drive it."""
+"""Request across as many calls as it takes. Without I/O: both clients drive it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 
 class BlockType(NamedTuple):
-    """How a tensor's elements are stored: blocks of so many elements in so many bytes."""
+    """Storage of a tensor's elements: blocks of so many elements in so many bytes."""
 
     name: str
     elements: int
@@ -88,7 +88,7 @@ class TensorPlace(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands before the weights. The tensors are those of all parts: see parts.py."""
+    """Header in front of the weights. The tensors are those of all parts: see parts.py."""
 
     path: Path
     metadata: dict[str, Any]

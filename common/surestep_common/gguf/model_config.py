@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json would say of the model of a GGUF file."""
+"""Make config.json and generation_config.json from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def generation_config_of(header: Header) -> dict[str, Any]:
 
 
 def _sampling(header: Header) -> dict[str, Any]:
-    """What the file recommends."""
+    """Return the sampling that the file recommends."""
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     return {
         name: header.number(f"general.sampling.{key}")

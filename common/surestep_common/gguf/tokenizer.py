@@ -22,7 +22,7 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class _Split(NamedTuple):
-    """How text is split for byte-level merges, and what goes with it."""
+    """Split of text for byte-level merges, and its companions."""
 
     pattern: str | None  # None: as GPT-2 does
     single_digits: bool = False

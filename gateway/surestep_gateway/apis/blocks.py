@@ -18,7 +18,7 @@ from surestep_gateway.parsers import (
 
 
 class Kind(Enum):
-    """What a block is."""
+    """Kind of a block."""
 
     REASONING = auto()
     TEXT = auto()

@@ -1,4 +1,4 @@
-"""What the endpoints that generate do with a request first: its deadline, its origin, its body."""
+"""First steps of the endpoints that generate: a request's deadline, its origin, its body."""
 
 from __future__ import annotations
 

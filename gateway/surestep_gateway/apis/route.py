@@ -28,7 +28,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What the OpenAPI document says about an operation."""
+    """Description of an operation in the OpenAPI document."""
 
     summary: str
     bodies: tuple[type[Body], ...] = ()  # models of the request's body, of which one must fit

@@ -124,7 +124,7 @@ class RepetitionDetector:
 
 
 class Piece(NamedTuple):
-    """What a run of tokens added to the output of one sequence."""
+    """Addition of a run of tokens to the output of a sequence."""
 
     events: Sequence[Event]
     token_ids: Sequence[int]  # shorter than the run when a stop string ended the output
@@ -169,7 +169,7 @@ class TextAssembler:
 
     @property
     def called(self) -> bool:
-        """Whether the output calls a tool."""
+        """Return whether the output calls a tool."""
         return self._parser.called
 
     @property

@@ -1,4 +1,4 @@
-"""Which tokens of a chunk were accepted drafts, for clients that ask for it."""
+"""Tell which tokens of a chunk were accepted drafts, for clients that ask for it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class StreamFormat(Protocol):
 
     @property
     def ping(self) -> bytes:
-        """What keeps a silent stream alive, before its opening events too."""
+        """Ping that keeps a silent stream alive, before its opening events too."""
 
     async def opening(self, sequence: OutputSequence) -> Pieces:
         """Return what goes before the first delta of a sequence."""

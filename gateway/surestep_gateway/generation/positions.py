@@ -19,7 +19,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Position(NamedTuple):
-    """One position of the output or of the prompt."""
+    """Position of the output or of the prompt."""
 
     chosen: TokenLogprob
     rank: int  # 1 = most likely

@@ -1,4 +1,4 @@
-"""One sequence of a request: from chunks of token ids to deltas of text."""
+"""Sequence of a request: from chunks of token ids to deltas of text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .usage import TokenUsage
 
 
 class Delta(NamedTuple):
-    """What one chunk adds to the output of a sequence."""
+    """Addition of a chunk to the output of a sequence."""
 
     events: Sequence[Event]  # none while a character or a possible marker is unfinished
     token_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""What a request's fields ask of its output."""
+"""Demands of a request's fields on its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How calls are written, in the formats of the parsers that read them, and their languages.
+"""Formats of calls, as the parsers read them, and their languages.
 
 Texts are as the checkpoints' templates write them, so that what is certain is certain to the token.
 """

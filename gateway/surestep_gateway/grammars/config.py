@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class JsonStyle(NamedTuple):
-    """What JSON may look like beyond what a schema says."""
+    """Style of JSON beyond its schema."""
 
     any_whitespace: bool = True
     whitespace_pattern: str | None = None  # a regular expression
@@ -17,7 +17,7 @@ class JsonStyle(NamedTuple):
 
 
 class StructuredOutputsConfig(BaseModel):
-    """What all structured outputs have in common. Whichever backend is named, llguidance serves."""
+    """Settings of all structured outputs. Whichever backend is named, llguidance serves."""
 
     model_config = ConfigDict(extra="forbid")
 

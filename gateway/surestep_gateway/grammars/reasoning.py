@@ -54,7 +54,7 @@ class Format(NamedTuple):
     token_id: Callable[[str], int | None] = lambda _: None
 
     def is_token(self, marker: str) -> bool:
-        """Whether a marker is a token, which no text is to a grammar."""
+        """Return whether a marker is a token, which no text is to a grammar."""
         return bool(self.token(marker))
 
 

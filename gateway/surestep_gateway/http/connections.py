@@ -13,7 +13,7 @@ _SWEEP_S = 0.5
 
 
 class Connection(Protocol):
-    """One connection, as the sweep sees it. Times are those of time.monotonic()."""
+    """Connection, as the sweep sees it. Times are those of time.monotonic()."""
 
     def overdue(self, now: float) -> str | None:
         """Return why it must be closed now, as the metric's label; None if it need not."""

@@ -111,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _idle(self) -> bool:
-        """Whether every request so far has its response; pipelined ones have their time after
+        """Return whether all requests so far have responses; pipelined ones have their time after
         that.
         """
         return self.cycle is None or self.cycle.response_complete
@@ -185,7 +185,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _has_one_meaning(self) -> bool:
-        """Whether no proxy can read another host, or another end of the body (RFC 9112)."""
+        """Return whether no proxy can read another host, or another end of the body (RFC 9112)."""
         if self.parser.get_method() == b"CONNECT":
             return False  # what follows is for another server
         version = self.parser.get_http_version()

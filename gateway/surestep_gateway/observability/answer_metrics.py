@@ -1,4 +1,4 @@
-"""How answers ended, streams included: complete, with an error, or without their client.
+"""Ends of answers, streams included: complete, with an error, or without their client.
 
 An error inside a stream has status 200 for HTTP; here it has the status, type and code that the
 table of errors gives it.

@@ -1,4 +1,4 @@
-"""What clients saw in the last minutes, measured at the gateway, one sample per second."""
+"""Latencies and errors of clients in the last minutes, measured here, one sample per second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPICAL, _SLOW = 0.5, 0.95
 
 
 class LatencyView(BaseModel):
-    """One latency: of the last minute, and the slow ones of each second of the history."""
+    """Latency of the last minute, and the slow ones of each second of the history."""
 
     p50_s: float | None  # None: nothing was measured, as in the others
     p95_s: float | None

@@ -18,7 +18,7 @@ Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class Field(NamedTuple, Generic[T]):
-    """One number of the schedulers' statistics."""
+    """Number of the schedulers' statistics."""
 
     name: str
     text: str
@@ -45,7 +45,7 @@ class Distribution(NamedTuple):
 
 
 class Histogram(NamedTuple, Generic[T]):
-    """One distribution of the schedulers' statistics."""
+    """Distribution of the schedulers' statistics."""
 
     name: str
     text: str

@@ -102,11 +102,11 @@ class ReasoningParser(Parser, Protocol):
 
     @property
     def reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning."""
+        """Return whether the text that comes next is reasoning."""
 
     @property
     def may_reason(self) -> bool:
-        """Whether reasoning may stand between here and the content."""
+        """Return whether reasoning may stand between here and the content."""
 
 
 class StructuredParser(ReasoningParser, Protocol):
@@ -116,7 +116,7 @@ class StructuredParser(ReasoningParser, Protocol):
 
     @property
     def in_header(self) -> bool:
-        """Whether the text that comes next belongs to the structure, and not to the answer."""
+        """Return whether the next text belongs to the structure, and not to the answer."""
 
     def mark(self, token: str) -> list[Event]:
         """Return the events that a token of `structure` decides."""

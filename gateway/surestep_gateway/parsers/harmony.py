@@ -112,7 +112,7 @@ class HarmonyParser:
 
     @property
     def in_header(self) -> bool:
-        """Whether the text that comes next belongs to a header."""
+        """Return whether the text that comes next belongs to a header."""
         return self._header is not None
 
     @property

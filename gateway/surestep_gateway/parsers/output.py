@@ -1,4 +1,4 @@
-"""One output through both parsers: reasoning is separated, then calls are parsed in the content.
+"""Run an output through both parsers: reasoning is separated, then calls are parsed in the content.
 
 Calls in reasoning count if the output ends with them.
 """
@@ -54,12 +54,12 @@ class OutputParser:
 
     @property
     def reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning."""
+        """Return whether the text that comes next is reasoning."""
         return self._reasoning.reasoning
 
     @property
     def in_header(self) -> bool:
-        """Whether the text that comes next belongs to the format, and not to the answer."""
+        """Return whether the text that comes next belongs to the format, and not to the answer."""
         return self._structured is not None and self._structured.in_header
 
     def push(self, text: str) -> list[Event]:

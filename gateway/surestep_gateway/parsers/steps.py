@@ -85,7 +85,7 @@ def printable_to(*markers: str, begin: str = "") -> Steps[tuple[str, str]]:
 
 
 class Brackets:
-    """How deep a text of JSON is in brackets."""
+    """Depth of a JSON text in brackets."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -158,7 +158,7 @@ def _string_part() -> Steps[str | None]:
 
 
 class Ahead(NamedTuple):
-    """What must follow a tag, if it ends a value whose own closing tag is missing."""
+    """Text that must follow a tag, if it ends a value whose own closing tag is missing."""
 
     texts: tuple[str, ...] = ()  # one of them, after white space
     is_key: Callable[[str], bool] | None = None  # or a key

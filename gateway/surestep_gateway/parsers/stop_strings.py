@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ScanResult(NamedTuple):
-    """What a piece of text decided. Without a marker, `after` is empty."""
+    """Decision on a piece of text. Without a marker, `after` is empty."""
 
     before: str  # safe to use: no marker begins in it
     marker: str | None

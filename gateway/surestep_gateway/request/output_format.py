@@ -1,4 +1,4 @@
-"""Which parsers a chat's output needs: for reasoning, tool calls, or neither."""
+"""Choose the parsers of a chat's output: for reasoning, tool calls, or neither."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parameters that other servers implement and this one does not: refused by name, never ignored.
 
 A value without effect (null, an empty list, the neutral value) is accepted. A parameter that cannot
-affect our responses is accepted with any value; docs/openai.md lists those.
+affect our responses is accepted with any value; docs/use/openai.md lists those.
 """
 
 from __future__ import annotations

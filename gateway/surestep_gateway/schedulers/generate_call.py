@@ -1,4 +1,4 @@
-"""One call of Generate: its chunks, its errors and how long each may take."""
+"""Call of Generate: its chunks, its errors and how long each may take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_CHUNKS = 64  # unread, until those that come are merged: a client that har
 
 
 class GenerateCall:
-    """One call of Generate, made by `SchedulerClient.generate`.
+    """Call of Generate, made by `SchedulerClient.generate`.
 
     Its chunks come by `put`: from its own stream, or from the one that the scheduler sends the
     chunks of all calls on. What ends it comes by `fail`.

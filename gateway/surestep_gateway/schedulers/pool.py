@@ -36,7 +36,7 @@ class SchedulerPool:
 
     @property
     def serving(self) -> bool:
-        """Whether any scheduler would accept a request now."""
+        """Return whether any scheduler would accept a request now."""
         now = time.monotonic()
         return any(scheduler.admits(now) for scheduler in self.schedulers)
 

@@ -45,7 +45,7 @@ class _Loss(NamedTuple):
 
 
 class SchedulerClient:
-    """One channel, its open calls, and whether the scheduler behind it serves.
+    """Channel to a scheduler, its open calls, and whether the scheduler serves.
 
     `run` must be running. `on_change` is called whenever the scheduler may have become able to
     accept requests.

@@ -23,7 +23,7 @@ class Siblings:
 
     @property
     def accepted(self) -> bool:
-        """Whether any sequence of the request has been accepted."""
+        """Return whether any sequence of the request has been accepted."""
         return self._calls > 0 or self._started
 
     @contextlib.contextmanager

@@ -21,13 +21,13 @@ class ApiSettings(PeerSettings):
         None,
         ge=0,
         le=_UINT64,
-        description="makes the seeds of requests without one the same in every run, in the order "
-        "in which they come; none = drawn at random",
+        description="seeds requests that bring none, the same in every run by their order; "
+        "none = random",
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
         "auto",
-        description="how chat templates see the parts of a message: joined to a string, or as the "
-        "list that clients send; auto = the list if the template goes through it",
+        description="form of a message's parts for chat templates: string, or openai = the list; "
+        "auto = the list if the template reads it",
     )
     default_chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, unless a request sets them"

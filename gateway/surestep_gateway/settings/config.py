@@ -77,8 +77,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         0,
         ge=0,
         le=2,
-        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = "
-        "needed for everything but health checks",
+        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = needed, except "
+        "for health checks",
     )
     ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
@@ -114,8 +114,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     )
     share_prefix_cache_between_keys: bool = Field(
         default=False,
-        description="let the owners of all keys find each other's prefixes in the prefix cache; "
-        "each can then tell from times and `cached_tokens` how others' prompts begin",
+        description="let all keys share the prefix cache; each can then learn how others' "
+        "prompts begin",
     )
     admin_api_key: SecretStr | None = Field(
         None, min_length=1, description="key of the /admin endpoints; there are none without it"
@@ -124,7 +124,7 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         None, description="file with that key, in place of --admin-api-key"
     )
     protect_metrics: bool = Field(
-        False, description="/metrics and /load need a key as well, an API key or the admin key"
+        False, description="/metrics and /load need an API key or the admin key"
     )
     chat_template: str | None = Field(
         None, description="file with a template, or a template, that replaces the checkpoint's"
@@ -133,7 +133,7 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         False, description="accept a `chat_template` field in requests"
     )
     chat_template_timeout_s: PositiveFloat = Field(
-        10.0, description="seconds that a template may take over a large chat, or a request's own"
+        10.0, description="seconds for a template over a large chat, or a request's own"
     )
     reasoning_parser: Annotated[str, AfterValidator(_known(REASONING_PARSERS))] | None = Field(
         None, description=f"sets reasoning apart in chats: {_choices(REASONING_PARSERS)}"
@@ -157,8 +157,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     )
     pooler_config: dict[str, Any] | None = Field(
         None,
-        description='JSON, how embeddings are made, e.g. {"pooling_type":"MEAN","normalize":true}; '
-        "default: as modules.json in the model's folder says, or the last token's, normalised",
+        description='JSON for embeddings, e.g. {"pooling_type":"MEAN","normalize":true}; default: '
+        "the model's modules.json, or the last token's, normalised",
     )
     hf_overrides: dict[str, Any] | None = Field(
         None,
@@ -171,8 +171,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     max_body_bytes: Size = Field(32 << 20, description="largest request body")
     max_total_body_bytes: Size | None = Field(
         None,
-        description="bytes of request bodies in memory at once, less 64 KiB of each; default: "
-        "1 GiB, or a quarter of the memory if that is less",
+        description="bytes of request bodies in memory, less 64 KiB of each; default: 1 GiB, at "
+        "most a quarter of the memory",
     )
     head_timeout_s: PositiveFloat = Field(
         10.0,
@@ -181,8 +181,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     )
     timeout_keep_alive: PositiveInt = Field(
         75,
-        description="seconds an idle connection stays open after a response; keep it above the "
-        "idle timeout of load balancers, which is often 60",
+        description="seconds an idle connection stays open; keep it above the load "
+        "balancer's, often 60",
     )
     body_timeout_s: PositiveFloat = Field(
         30.0, description="seconds in which a request body must arrive; see --min-body-rate"
@@ -194,8 +194,7 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         15.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds without an event after which a stream sends a ping, and its status if "
-        "that was not sent yet; 0: never",
+        description="seconds of silence after which a stream sends a ping; 0: never",
     )
     send_timeout_s: PositiveFloat = Field(
         30.0, description="seconds a client may leave what is sent to it unread"
@@ -206,8 +205,7 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
     text_processes: PositiveInt = Field(
         4,
-        description="most text processes, which prepare requests that are large or unusual or ask "
-        "for a grammar",
+        description="most processes that prepare large requests, unusual ones and grammars",
     )
     text_timeout_s: PositiveFloat = Field(
         30.0, description="seconds that a text process may take over a request"
@@ -238,8 +236,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     admission_timeout_s: float = Field(
         30.0,
         ge=0,
-        description="seconds a new request waits for a scheduler that serves; they begin anew "
-        "when one that drained has ended",
+        description="seconds a new request waits for a scheduler; they begin anew when a "
+        "drain has ended",
     )
     max_resumes: int = Field(
         5, ge=0, description="times in a row a request may lose its scheduler without a new token"
@@ -250,8 +248,8 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     shutdown_delay_s: float = Field(
         0.0,
         ge=0,
-        description="seconds after SIGTERM in which new requests are still served, before those of "
-        "--drain-timeout-s: balancers find out",
+        description="seconds after SIGTERM in which new requests are still served, before "
+        "--drain-timeout-s begins",
     )
 
     @model_validator(mode="after")

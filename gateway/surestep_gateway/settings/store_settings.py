@@ -23,8 +23,8 @@ class StoreSettings(PeerSettings):
 
     responses_store: Annotated[SecretStr, AfterValidator(_known)] = Field(
         SecretStr("memory"),
-        description="where answers of /v1/responses are stored: memory, none, or a Redis or Valkey "
-        "server, redis://HOST:PORT/DATABASE",
+        description="store of /v1/responses: memory, none, or a Redis or Valkey server, "
+        "redis://HOST:PORT/DATABASE",
     )
     responses_store_ttl: PositiveFloat = Field(
         86400.0, description="seconds that a response is stored"
@@ -35,6 +35,5 @@ class StoreSettings(PeerSettings):
     )
     responses_store_bytes: Size = Field(
         256 << 20,
-        description="bytes of responses in memory, of which one may have a quarter; beyond, "
-        "the owner with most loses its oldest",
+        description="bytes of responses in memory; beyond, the owner with most loses its oldest",
     )

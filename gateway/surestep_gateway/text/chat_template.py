@@ -106,7 +106,7 @@ class ChatTemplate:
 
     @cached_property
     def writes_pairs(self) -> bool:
-        """Whether the template has places for a query and a document, roles of its messages."""
+        """Return whether the template has messages of the roles query and document."""
         source = self._chosen(tools=False, source=None)
         return all(re.search(rf"""["']{role}["']""", source) for role in ("query", "document"))
 

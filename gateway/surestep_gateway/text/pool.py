@@ -56,7 +56,7 @@ class ProcessDied(Exception):
 
 
 class TextProcess:
-    """One process, which works on one request at a time."""
+    """Process that works on a request at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

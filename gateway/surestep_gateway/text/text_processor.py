@@ -74,7 +74,7 @@ class TextProcessor:
 
     @property
     def apart(self) -> bool:
-        """Whether this is a text process."""
+        """Return whether this is a text process."""
         return self.tell is not None
 
     @contextlib.contextmanager

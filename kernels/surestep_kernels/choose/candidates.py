@@ -32,7 +32,7 @@ _BEYOND: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
 class CandidateLists(NamedTuple):
-    """How each row is drawn, and its candidates; filled by the kernels of a step."""
+    """Kind of draw of each row, and its candidates; filled by the kernels of a step."""
 
     counts: Tensor  # i32[2] rows that restrict what they draw from; rows to be drawn whole
     restricted: Tensor  # i32[N]

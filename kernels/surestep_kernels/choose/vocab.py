@@ -1,4 +1,4 @@
-"""How programs divide a row of logits among them, and how its tokens are ordered."""
+"""Division of a row of logits among programs, and the order of its tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the implementations of all ops in one language share."""
+"""Code that the implementations of all ops in a language share."""

@@ -21,7 +21,7 @@ class StopIds(NamedTuple, Generic[Column]):
 
 
 class Report(NamedTuple):
-    """What a step reports of each row, as columns; the K + 1 tokens follow them."""
+    """Report of a step on each row, as columns; the K + 1 tokens follow them."""
 
     len_before: Tensor  # i32[R]
     n_drafts: Tensor

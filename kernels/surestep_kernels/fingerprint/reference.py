@@ -1,4 +1,4 @@
-"""One number for all bits of a step's hidden states, which the ranks of a group compare."""
+"""Hash all bits of a step's hidden states into a number, which the ranks of a group compare."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _BLOCK_T = 16  # tokens of a program; more where a window may be longer
 
 
 class Prepared(NamedTuple):
-    """What the rule reads of each token and of each record to fold, f32."""
+    """Inputs of the rule for each token and for each record to fold, f32."""
 
     q: Tensor  # [T, Hk, dk] normalised and scaled
     k: Tensor  # [T, Hk, dk] normalised

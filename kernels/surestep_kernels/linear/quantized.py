@@ -80,7 +80,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> WeightFormat:
-        """How a packed weight stores codes, scales and mins. Reads all of the latter two."""
+        """Format of a packed weight: codes, scales and mins. Reads all of the latter two."""
         if self.bits is not None and self.mins is not None:
             in_fp16 = _survives_fp16(self.scales) and _survives_fp16(self.mins)
             return _AFFINE[self.bits][0 if in_fp16 else 1]

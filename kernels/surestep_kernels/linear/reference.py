@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class WeightFormat(IntEnum):
-    """How a packed weight stores its elements; numbered as in columns/cpu/linear.h."""
+    """Format of a packed weight's elements; numbered as in columns/cpu/linear.h."""
 
     F32 = 0
     BF16 = 1

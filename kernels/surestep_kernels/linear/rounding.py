@@ -20,7 +20,7 @@ _ELEMENTS = 1 << 18  # rounded at once: in memory that is used again and stays i
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What weights are rounded to, to nearest: numbers of a group have `bits` bits between its
+    """Rounding of weights, to nearest: numbers of a group have `bits` bits between its
     smallest and its largest, or are FP8 (E4M3) times a scale."""
 
     bits: int

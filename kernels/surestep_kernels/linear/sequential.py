@@ -36,7 +36,7 @@ _WIDE = 8192  # columns from which 64 per program still give enough programs
 
 
 class Tile(NamedTuple):
-    """What one program computes, and how."""
+    """Work of a program."""
 
     rows: int
     columns: int

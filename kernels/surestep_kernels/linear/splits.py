@@ -30,7 +30,7 @@ _SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split per thread
 
 
 class Tiles(NamedTuple):
-    """How a product is cut into programs."""
+    """Division of a product into programs."""
 
     rows: int
     columns: int
@@ -54,7 +54,7 @@ class PartialSums(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether the first sum is y."""
+        """Return whether the first sum is y."""
         return len(self.sums) == 1 and self.bias is None and self.sums.dtype is self.dtype
 
 

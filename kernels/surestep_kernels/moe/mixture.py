@@ -1,4 +1,4 @@
-"""What comes before and after routed experts, in one launch each, in Triton.
+"""Ops before and after routed experts, in one launch each, in Triton.
 
 Before them, one program routes each token, and others activate parts of the shared expert. After
 them, a program adds up a token's experts and the shared one, adds that to the residual and

@@ -15,7 +15,7 @@ from .reference import PagedAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """What a backend must support."""
+    """Demands on a backend."""
 
     device: str
     capability: int  # of the device: 90 is sm_90; 0 = no CUDA device is present
@@ -43,12 +43,12 @@ class AttentionCase:
 
     @property
     def fp8(self) -> bool:
-        """Whether the cache is FP8."""
+        """Return whether the cache is FP8."""
         return self.cache_dtype is FP8
 
     @property
     def int8(self) -> bool:
-        """Whether the cache is INT8."""
+        """Return whether the cache is INT8."""
         return self.cache_dtype is INT8
 
 

@@ -125,7 +125,7 @@ def call_torch(module: Any, call: Call) -> Tensor:
 
 
 class Package(NamedTuple):
-    """One generation of flash-attn."""
+    """Generation of flash-attn."""
 
     title: str
     module: str

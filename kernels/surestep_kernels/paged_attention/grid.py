@@ -1,4 +1,4 @@
-"""How the work of paged attention is divided among programs; it has no influence on results.
+"""Divide the work of paged attention among programs, without influence on results.
 
 The host knows the sizes of a batch, but not how long its rows are. So launches are sized by these
 numbers, within bounds that do not grow with the longest context a slot has room for; the device

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the batch."""
+    """Row of the batch."""
 
     begin: Any  # its first token
     start: Any  # the position of that

@@ -14,7 +14,7 @@ class Route(Protocol):
 
 
 class SigmoidChoice(NamedTuple):
-    """How sigmoid scores choose experts, and weigh them (DeepSeek-V3, 2024, section 2.1.2)."""
+    """Choice and weights of experts by sigmoid scores (DeepSeek-V3, 2024, section 2.1.2)."""
 
     bias: Tensor  # f32[E] of the scores that choose, not of those that weigh
     groups: int  # of E / groups experts each

@@ -1,8 +1,8 @@
 """Snapshots of recurrent state: the lengths at which a cached prefix can be gone on from.
 
-See "Recurrent state" in docs/protocol.md. Ids are handed out like blocks: an id is in use while a
-plan in flight names it, to be taken or to be restored, and cached under the key of its prefix
-after that. Nothing counts as taken before the result says so.
+See "Recurrent state" in docs/change/protocol.md. Ids are handed out like blocks: an id is in use
+while a plan in flight names it, to be taken or to be restored, and cached under the key of its
+prefix after that. Nothing counts as taken before the result says so.
 """
 
 from __future__ import annotations

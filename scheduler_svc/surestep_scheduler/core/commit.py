@@ -1,4 +1,4 @@
-"""What a result means: the ledger is settled, tokens are committed, requests end."""
+"""Apply a step's result: settle the ledger, commit tokens, finish requests."""
 
 from __future__ import annotations
 

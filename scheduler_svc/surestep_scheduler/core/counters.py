@@ -21,7 +21,7 @@ MODES = {  # of rows, as metrics call them
 
 
 class Tally:
-    """How often each small number occurred; index i of `counts` is for i."""
+    """Count of each small number; index i of `counts` is for i."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the policy may use: the workers' sizes and the operator's settings, as of an epoch."""
+"""Limits of the policy: the workers' sizes and the operator's settings, as of an epoch."""
 
 from __future__ import annotations
 

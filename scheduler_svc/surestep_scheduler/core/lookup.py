@@ -1,4 +1,4 @@
-"""What is there of a waiting request already: blocks of its prefix, and the state behind them."""
+"""Find the cached prefix of a waiting request: its blocks and the recurrent state behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step as the core sees it: the plan it made and the outcome it applies."""
+"""Step as the core sees it: the plan it made and the outcome it applies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlannedSnapshots(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `tenancies`, `rows` and `width` are parallel [R]."""
+    """Plan of a step. `tenancies`, `rows` and `width` are parallel [R]."""
 
     epoch: int
     step: int
@@ -75,7 +75,7 @@ class Plan:
 
 
 class RankTimes(NamedTuple):
-    """What a rank spent on a step, in microseconds; see Timings in worker.proto."""
+    """Times of a rank in a step, in microseconds; see Timings in worker.proto."""
 
     queue_us: int
     prepare_us: int
@@ -86,14 +86,14 @@ class RankTimes(NamedTuple):
 
     @property
     def took(self) -> Took:
-        """What of it the step cost, not what it waited for."""
+        """Cost of the step, without its waits."""
         step_us = self.prepare_us - self.draft_us + self.forward_us + self.sample_us
         return Took(step_us, self.draft_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks report for one step. `slot`, `slot_epoch` and `rows` are parallel [R]."""
+    """Outcome of a step on the ranks. `slot`, `slot_epoch` and `rows` are parallel [R]."""
 
     epoch: int
     step: int

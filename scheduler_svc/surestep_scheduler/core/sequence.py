@@ -34,7 +34,7 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked for. Lengths in tokens."""
+    """Request of a client. Lengths in tokens."""
 
     id: str
     prompt_ids: Seq[int]
@@ -60,7 +60,7 @@ class Request:
 
     @property
     def needs_head(self) -> bool:
-        """Whether it takes the output head of the model."""
+        """Return whether it takes the output head of the model."""
         return self.pooling in (0, LABEL_LOGITS)
 
     def chain(self, limits: Limits) -> PrefixChain:
@@ -74,7 +74,7 @@ class Request:
 
 
 class RequestShape(NamedTuple):
-    """How a request is computed, as far as that is free."""
+    """Shape of a request's computation, as far as that is free."""
 
     draft_cap: int  # most drafts per row that the drafter proposes
     forced_cap: int  # most drafts per row; 0 without a grammar
@@ -162,12 +162,12 @@ class Sequence:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it was in a slot before, here or elsewhere: its reader has a part of it."""
+        """Return whether it was in a slot before, here or elsewhere: a reader has a part of it."""
         return self.computed_len > 0 or bool(self.request.emitted_ids)
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it has emitted nothing since its newest replay."""
+        """Return whether it has emitted nothing since its newest replay."""
         return self.num_replays > 0 and len(self.tokens) == self.replayed_len
 
     def shape(self, limits: Limits, *, usual: bool) -> RequestShape:
@@ -186,18 +186,18 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether they are still to be delivered, so that the whole prompt must be computed."""
+        """Return whether they are still to be delivered: the whole prompt must be computed."""
         return self.request.want_prompt_logprobs and self.num_steps == 0
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether no part of the prompt may come from the prefix cache."""
+        """Return whether no part of the prompt may come from the prefix cache."""
         return self.needs_prompt_logprobs or self.request.pooling == MEAN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tenancy:
-    """One stay of a sequence in a slot; its numbers are the slot's line of the SlotTable."""
+    """Stay of a sequence in a slot; its numbers are the slot's line of the SlotTable."""
 
     seq: Sequence
     slot: int
@@ -217,7 +217,7 @@ class Tenancy:
 
 @dataclass(slots=True)
 class Output:
-    """What one applied result means for one request."""
+    """Output of an applied result for a request."""
 
     seq: Sequence
     token_ids: array[int]

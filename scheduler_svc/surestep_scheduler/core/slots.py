@@ -197,7 +197,7 @@ class Tables:
             first_block[group, slot] = first
 
     def will_give_back(self, slot: IntArray) -> bool:
-        """Whether one of these slots [R] does when everything in flight is answered."""
+        """Return whether one of these slots [R] does when everything in flight is answered."""
         first_block, len_hi = self._slots.first_block, self._slots.len_hi[slot]
         return any(
             bool((self.groups.first_blocks(window, len_hi) > first_block[group, slot]).any())

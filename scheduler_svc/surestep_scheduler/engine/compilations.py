@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next: few at once, so that they leave the rank's processors to steps,
+"""Choose the next grammar to compile: few at once, to leave the rank's processors to steps,
 and only some of one tenant, so that it leaves some to others."""
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def model(self) -> worker_pb2.WorkerInfo:
-        """What is served, as rank 0 says. Raises Unavailable before the workers were reached."""
+        """Model that rank 0 serves. Raises Unavailable before the workers were reached."""
         self._known_state()
         return self.infos[0]
 

@@ -1,4 +1,4 @@
-"""One epoch: plans go to the workers, results are applied, until the epoch is lost."""
+"""Epoch: plans go to the workers, results are applied, until the epoch is lost."""
 
 from __future__ import annotations
 

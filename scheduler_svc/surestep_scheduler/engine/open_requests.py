@@ -56,7 +56,7 @@ class RequestOutputs:
 
     @property
     def over(self) -> bool:
-        """Whether the reader has taken the last output."""
+        """Return whether the reader has taken the last output."""
         return self._over.done()
 
     def put(self, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""What open requests have to do with workers that came back with another model or other sizes."""
+"""Fit open requests to workers that came back with another model or other sizes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Sent(NamedTuple):
 
 
 class StepMonitor:
-    """One for all epochs. Times `now` are on one clock."""
+    """Monitor of the steps of all epochs. Times `now` are on one clock."""
 
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer

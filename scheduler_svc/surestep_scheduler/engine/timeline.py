@@ -55,7 +55,7 @@ _RECENT = 512
 
 
 class StepRecord(NamedTuple):
-    """One step. Times are on the scheduler's clock, in seconds."""
+    """Record of a step. Times are on the scheduler's clock, in seconds."""
 
     epoch: int
     step: int

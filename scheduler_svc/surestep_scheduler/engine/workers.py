@@ -153,7 +153,7 @@ class WorkerGroup:
 
     @property
     def has_outcome(self) -> bool:
-        """Whether all ranks have answered the oldest step."""
+        """Return whether all ranks have answered the oldest step."""
         return all(self._results)
 
     @property

@@ -1,1 +1,1 @@
-"""What the next step does. Pure: it decides from its arguments alone."""
+"""Plan the next step. Pure: the policy decides from its arguments alone."""

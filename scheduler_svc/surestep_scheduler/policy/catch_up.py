@@ -1,8 +1,7 @@
 """The watermark of a drafter with state: how far it lags, and how much of that a step makes up for.
 
-See "Drafters with state" in docs/protocol.md. Where the drafter has come to is known for applied
-results; for rows in flight there is a bound, found by playing them through with the least that
-they may commit.
+See "Drafters with state" in docs/change/protocol.md. Applied results say where the drafter has come
+to. Rows in flight have a bound, found by playing them through with the least that they may commit.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Blocks:
         self.shares: dict[ActiveTenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
 
     def entitles(self, seq: Sequence, num_blocks: int) -> bool:
-        """Whether the tenant has no more than its share with so many more."""
+        """Return whether the tenant has no more than its share with so many more."""
         return self.held[seq.tenant] + num_blocks <= self.shares[seq.tenant]
 
     def use(self, tenant: ActiveTenant) -> float:

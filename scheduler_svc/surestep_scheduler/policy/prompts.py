@@ -1,4 +1,4 @@
-"""Which prompts get how many tokens of a step, and in which order.
+"""Share a step's tokens among prompts, and order them.
 
 Tenants share the tokens max-min fairly by weight. Within a tenant the first request in the order
 has the first turn, so that it is never kept waiting. Then come those that go on after a preemption

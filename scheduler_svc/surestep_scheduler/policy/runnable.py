@@ -1,4 +1,4 @@
-"""Which requests go on in the next step: each has blocks for the fewest tokens of its row."""
+"""Choose the requests of the next step: each has blocks for the fewest tokens of its row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the next step does: continuous batching with chunked prefill.
+"""Plan the next step: continuous batching with chunked prefill.
 
 Tenants share slots, blocks and tokens fairly. Within a tenant requests are served in one order,
 `arrival + priority * priority_aging_s`: a level of priority is worth that many seconds of waiting,

@@ -1,4 +1,4 @@
-"""Which snapshots of recurrent state a plan asks for.
+"""Choose the snapshots of recurrent state that a plan asks for.
 
 Of a prompt that is its last boundary of blocks and, as long as ids are free, the last one of each
 chunk before; of a request that decodes the next length that it may come to. Where workers compute

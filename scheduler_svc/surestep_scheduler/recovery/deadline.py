@@ -1,4 +1,4 @@
-"""How long a step may take before its workers are given up for hung."""
+"""Bound the time of a step, after which its workers are given up for hung."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recent:
 
 
 class StepKind(Enum):
-    """What dominates a step's duration."""
+    """Kind of work that dominates a step's duration."""
 
     PROMPT = 1
     DRAFTS = 2

@@ -111,13 +111,13 @@ def _deaths(
 
 
 def _drafting(death: _Death) -> bool:
-    """Whether it ended in the drafter, and was not killed there from outside."""
+    """Return whether it ended in the drafter, and was not killed there from outside."""
     killed = death.exit.outside or death.exit.cause == pb.OUT_OF_MEMORY
     return death.exit.last.phase == pb.DRAFTING and not killed
 
 
 def _stood_still(death: _Death) -> bool:
-    """Whether it had not ticked for so long that it could not answer pings either."""
+    """Return whether it had not ticked for so long that it could not answer pings either."""
     return death.exit.last.age_s > _STILL_S
 
 

@@ -29,12 +29,12 @@ class Cause(StrEnum):
 
     @property
     def implicates_requests(self) -> bool:
-        """Whether a request that was under way may be the cause."""
+        """Return whether a request that was under way may be the cause."""
         return self not in (Cause.NON_FINITE, Cause.DRAFTER, Cause.OPERATOR)
 
 
 class Replay(NamedTuple):
-    """What a fence sends back to the queue."""
+    """Requests that a fence sends back to the queue."""
 
     num_requests: int
     num_tokens: int  # that they had, prompts included
@@ -42,7 +42,7 @@ class Replay(NamedTuple):
 
 @dataclass(slots=True)
 class Incident:
-    """One lost epoch. `noticed_at` is on the scheduler's clock."""
+    """Lost epoch. `noticed_at` is on the scheduler's clock."""
 
     cause: Cause
     reason: str
@@ -67,7 +67,7 @@ class IncidentLog:
 
     @property
     def pending(self) -> bool:
-        """Whether the workers have not shown yet that they are back."""
+        """Return whether the workers have not shown yet that they are back."""
         return bool(self._open)
 
     @property

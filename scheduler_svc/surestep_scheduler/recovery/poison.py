@@ -98,12 +98,12 @@ class PoisonSearch:
 
     @property
     def active(self) -> bool:
-        """Whether some request has not got past what it may have come to at a loss."""
+        """Return whether some request has not got past what it may have come to at a loss."""
         return bool(self._reached)
 
     @property
     def needs_canary(self) -> bool:
-        """Whether a canary has to show first that the workers live without the candidate."""
+        """Return whether a canary has to show first that the workers live without the candidate."""
         enough = _LONE_LOSSES_ONE_BY_ONE if self._one_by_one else _LONE_LOSSES
         return self._lone_losses >= enough
 
@@ -113,7 +113,7 @@ class PoisonSearch:
         return self._groups[-1] if self._groups else ()
 
     def allows(self, request_id: str) -> bool:
-        """Whether the request may be admitted now."""
+        """Return whether the request may be admitted now."""
         if not self._groups:
             return True
         if self.needs_canary:
@@ -123,7 +123,7 @@ class PoisonSearch:
         return not any(request_id in group for group in self._groups[:-1])
 
     def reshapes(self, request_id: str) -> bool:
-        """Whether the request is to run in another shape, which may be what ended the workers."""
+        """Return whether the request is to run in another shape: its shape may end the workers."""
         return self._alone and self._lone_losses > 0 and request_id in self._groups[-1]
 
     def num_losses(self, request_id: str) -> int:

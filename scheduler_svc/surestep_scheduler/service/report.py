@@ -1,4 +1,4 @@
-"""What the scheduler says about itself: Info, Status and Stats."""
+"""Reports of the scheduler about itself: Info, Status and Stats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What traces say of a request in the scheduler: made when it is over, from its timeline."""
+"""Spans of a request in the scheduler: made when it is over, from its timeline."""
 
 from __future__ import annotations
 

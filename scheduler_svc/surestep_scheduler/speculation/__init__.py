@@ -1,1 +1,1 @@
-"""How many drafts pay, and whether speculation pays at all."""
+"""Choose numbers of drafts, and suspend speculation that does not pay."""

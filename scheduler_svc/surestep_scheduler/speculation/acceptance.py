@@ -1,4 +1,4 @@
-"""How often drafts are accepted, estimated from windows that were verified."""
+"""Estimate the acceptance of drafts from windows that were verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FADE = 0.9  # weight of a request's earlier windows, per window
 
 
 class AcceptanceStats(NamedTuple):
-    """What is known of a request, carried from one tenancy to the next.
+    """Acceptance of a request, carried from one tenancy to the next.
 
     A trial is a draft whose predecessors in the window were all accepted; a hit one that was too.
     """
@@ -27,7 +27,7 @@ class AcceptanceStats(NamedTuple):
 
 
 class Estimates:
-    """How often drafts of one kind are accepted: by slot, and of all requests."""
+    """Acceptance of a kind of drafts: by slot, and of all requests."""
 
     def __init__(self, num_slots: int) -> None:
         self._model_hits, self._model_trials = _FIRST_GUESS * _FIRST_WEIGHT, _FIRST_WEIGHT

@@ -1,4 +1,4 @@
-"""How many drafts each row of a step should verify: as many as raise tokens per second.
+"""Choose the number of drafts of each row of a step: as many as raise tokens per second.
 
 A draft is worth the probability that it is accepted, and costs an input row, its context, and its
 share of the drafter's forward passes. Candidates are ordered by worth less the price of their
@@ -68,7 +68,7 @@ def rising(costs: FloatArray) -> FloatArray:
 
 
 class DraftChoice(NamedTuple):
-    """What a step should draft."""
+    """Drafts of a step."""
 
     lengths: IntArray  # drafts of each row [R]
     price: float  # of one more row that drafts, in tokens that the time would yield otherwise

@@ -1,4 +1,4 @@
-"""What steps cost: as the workers measured it at their start, corrected by the steps since.
+"""Costs of steps: as the workers measured them at their start, corrected by the steps since.
 
 The measurement takes a moment, beside processes that start as well. What follows tells better how
 steps of different sizes compare, which is what draft lengths depend on.
@@ -22,14 +22,14 @@ _SIZES = 4  # that are told apart, from a number of rows to its double
 
 
 class Expected(NamedTuple):
-    """What a step should take, in microseconds; 0 = not known."""
+    """Expected time of a step, in microseconds; 0 = not known."""
 
     us: float = 0.0
     draft_us: float = 0.0  # of these, for drafting
 
 
 class Took(NamedTuple):
-    """What a step that only decoded took the first rank, in microseconds; 0 = not known."""
+    """Time of a step that only decoded, on the first rank, in microseconds; 0 = not known."""
 
     step_us: float  # without drafting
     draft_us: float
@@ -97,5 +97,5 @@ class LearntCosts:
 
 
 def _weight(seen: float, least: float) -> float:
-    """Of the newest of some observations, when so many were seen before."""
+    """Weight of the newest observation in a running mean over `seen` earlier ones."""
     return max(least, 1 / (seen + _FIRST_WEIGHT))

@@ -1,4 +1,4 @@
-"""Whether speculation pays: running acceptance of requests and model, probes, and the alarm.
+"""Judge whether speculation pays: acceptance of requests and model, probes, and the alarm.
 
 A request that is given no drafts shows nothing about its acceptance, so one is probed now and then;
 probes may take a small share of the time. A model whose drafter fails altogether is suspended.
@@ -36,7 +36,7 @@ _LONGEST_PAUSE = 64_000  # steps
 
 
 class Overhead:
-    """What a step takes besides what it costs the workers.
+    """Time of a step besides its cost on the workers.
 
     A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
     ratios of costs matter, so what counts is the constant in units of the slope.
@@ -72,7 +72,7 @@ class Alarm:
         self._until = 0  # step
 
     def allows(self, step: int) -> bool:
-        """Whether drafts may be planned: all is well, or a pause is over."""
+        """Return whether drafts may be planned: all is well, or a pause is over."""
         return step >= self._until
 
     def observe(self, hits: int, trials: int, step: int) -> None:
@@ -162,7 +162,7 @@ class Speculation:
 
     @property
     def drafts_soon(self) -> bool:
-        """Whether a request that is being prefilled will probably draft."""
+        """Return whether a request that is being prefilled will probably draft."""
         return self.pays and self.alarm.allows(self._step)
 
     def lengths(

@@ -1,4 +1,4 @@
-"""What a request of vllm.grpc.engine says its output must be, as a grammar of llguidance.
+"""Translate the constraints of a vllm.grpc.engine request into a grammar of llguidance.
 
 No text is known here and nothing is compiled: a rank compiles the grammar before the request waits
 for a slot, and says what is wrong with it.

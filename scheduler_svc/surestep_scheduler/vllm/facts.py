@@ -1,4 +1,4 @@
-"""What the scheduler says about itself in the terms of vllm.grpc.engine."""
+"""Facts about the scheduler in the terms of vllm.grpc.engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Facts:
         self.received_at = 0.0  # seconds since 1970
 
     def health(self) -> pb.HealthCheckResponse:
-        """As the health service says. Raises Unavailable before the workers were reached.
+        """Return the health service's answer. Raises Unavailable before the workers were reached.
 
         A server of vLLM does not even listen before that. A router that gets an answer takes the
         server for started, asks once which model it has, and never again.
@@ -105,7 +105,7 @@ class Facts:
 
 
 class Rate:
-    """How fast a counter grows, measured when it is asked for."""
+    """Growth of a counter, measured when it is asked for."""
 
     def __init__(self) -> None:
         self._older: tuple[float, int] | None = None

@@ -98,7 +98,7 @@ class VllmService(VllmEngineServicer):
     async def HealthCheck(
         self, request: vllm_engine_pb2.HealthCheckRequest, context: Any
     ) -> vllm_engine_pb2.HealthCheckResponse:
-        """Whether new requests are computed now."""
+        """Return whether new requests are computed now."""
         return self._facts.health()
 
     async def GetModelInfo(
@@ -116,7 +116,7 @@ class VllmService(VllmEngineServicer):
     async def GetLoads(
         self, request: vllm_engine_pb2.GetLoadsRequest, context: Any
     ) -> vllm_engine_pb2.GetLoadsResponse:
-        """How busy it is."""
+        """Tell the load."""
         if request.dp_rank:
             raise InvalidRequest(f"dp_rank={request.dp_rank}: there is rank 0", param="dp_rank")
         return self._facts.loads()

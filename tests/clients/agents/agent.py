@@ -1,4 +1,4 @@
-"""Coding agents at work, started by the commands of docs/clients.md."""
+"""Coding agents at work, started by the commands of docs/use/clients.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADA = {"name": "Ada", "age": 36}
 STORY = "Tell me a story that never ends."
 JSON_ASKED = "Answer in JSON: who wrote the first program, at what age?"
 KEY_REFUSED = "missing or wrong API key"  # the server's own words reach the user
-_PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
+_PAGE = Path(__file__).parents[3] / "docs" / "use" / "clients.md"
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 _PROMPT = '"Say hello."'
 _PROVIDER = "openai-compatible"

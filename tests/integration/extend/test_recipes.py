@@ -1,4 +1,4 @@
-"""docs/extend.md holds: what its recipes say, and no more, adds a working toy to a copy of the tree.
+"""docs/change/extend.md holds: what its recipes say, and no more, adds a working toy to a copy of the tree.
 
 Each recipe has a patch beside this file: the toy, in the files that the recipe names, and its tests.
 Where a patch no longer applies because the code around it has changed, apply it by hand in a clean
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT, HERE = Path(__file__).parents[3], Path(__file__).parent
-PAGE = (ROOT / "docs" / "extend.md").read_text()
+PAGE = (ROOT / "docs" / "change" / "extend.md").read_text()
 COPIED = (
     *("proto", "common", "kernels", "gateway", "scheduler_svc", "worker_svc", "cli", "client"),
     *("docs", "tests"),

@@ -1,5 +1,5 @@
 """Every field that OpenAI's and vLLM's clients can send is served, refused by name, or documented
-as without effect (docs/openai.md)."""
+as without effect (docs/use/openai.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.unsupported import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PAGE = (Path(__file__).parents[3] / "docs" / "openai.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "use" / "openai.md").read_text()
 USER = [{"role": "user", "content": "x"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
 

@@ -1,6 +1,6 @@
 """State that follows the committed length: a drafter's rows and recurrent layers, without tensors.
 
-Written from docs/protocol.md alone, so that the scheduler's books meet another reading of it.
+Written from docs/change/protocol.md alone, so that the scheduler's books meet another reading of it.
 """
 
 from __future__ import annotations

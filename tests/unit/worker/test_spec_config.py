@@ -115,6 +115,6 @@ def test_the_page_names_every_method_and_every_key() -> None:
     registry = Path(registry_module.__file__).read_text()
     methods = re.findall(r'^@DRAFTERS\.register\("(.+)"\)$', registry, re.MULTILINE)
     assert {"ngram", "mtp"} <= set(methods)
-    page = (Path(__file__).parents[3] / "docs" / "speculation.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "use" / "speculation.md").read_text()
     named = set(re.findall(r"`([\w-]+)`", page))
     assert {*methods, *SpeculativeConfig.model_fields} <= named

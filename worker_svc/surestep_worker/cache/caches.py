@@ -10,7 +10,7 @@ from .recurrent import RecurrentCache
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """What a model reads and writes in a forward pass."""
+    """Caches that a model reads and writes in a forward pass."""
 
     kv: KVCache
     recurrent: RecurrentCache | None = None  # None: the model has no recurrent layers

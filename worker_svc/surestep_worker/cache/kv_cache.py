@@ -88,14 +88,14 @@ CACHE_DTYPES: Mapping[str, torch.dtype | None] = {
 
 
 class KVHeads(NamedTuple):
-    """What a layer of the cache keeps of a token: keys, and as many values."""
+    """Keys, and as many values, that a layer of the cache keeps of a token."""
 
     num_heads: int  # of this rank
     head_dim: int
 
 
 class LatentWidths(NamedTuple):
-    """What a layer with latent attention keeps of a token, the same on every rank: a latent, in the
+    """Widths of a token in a layer with latent attention, the same on every rank: a latent, in the
     place of keys, and an index key, in that of values."""
 
     latent: int
@@ -104,7 +104,7 @@ class LatentWidths(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSpec:
-    """What the cache of a model must hold on this rank."""
+    """Contents of a model's cache on this rank."""
 
     windows: tuple[int, ...]  # of the model's layers: positions that a token sees, 0 = all
     num_kv_heads: int  # of this rank
@@ -127,7 +127,7 @@ class KVSpec:
 
     @property
     def layers(self) -> tuple[KVHeads | LatentWidths, ...]:
-        """What a block has pages for: layers of each group, then those of a draft head."""
+        """Layers with pages in a block: layers of each group, then those of a draft head."""
         own = KVHeads(self.num_kv_heads, self.head_dim)
         return (self.latents or (own,) * self.layout.num_layers) + self.draft_layers
 
@@ -178,7 +178,7 @@ def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
 
 
 def _shapes(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> list[list[tuple[int, ...]]]:
-    """Of the keys and of the values of each layer of a block."""
+    """Return the shapes of the keys and of the values of each layer of a block."""
     size = spec.block_size
     return [
         [(num_blocks, size, width) for width in layer]

@@ -20,7 +20,7 @@ from surestep_worker.cache.kv_cache import zero_pages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentSpec:
-    """What the recurrent layers of a model need on this rank."""
+    """Demands of a model's recurrent layers on this rank."""
 
     num_layers: int
     num_k_heads: int
@@ -53,7 +53,7 @@ class RecurrentSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentLayer:
-    """One layer's part of the cache."""
+    """Part of a layer in the cache."""
 
     delta: DeltaState
     conv: ConvState

@@ -1,4 +1,4 @@
-"""How GGUF files store weights: blocks of several types, often more than one in a file.
+"""Weights in GGUF files: blocks of several types, often more than one in a file.
 
 A block becomes codes, and a scale and a min for each group of them. W = codes * scales + mins holds
 exactly in float32 where the format's own arithmetic is exact, and is rounded once where that is.
@@ -35,7 +35,7 @@ class Groups(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """How to unpack blocks of a type."""
+    """Way to unpack blocks of a type."""
 
     group_size: int
     bits: int  # of a code, as it is kept

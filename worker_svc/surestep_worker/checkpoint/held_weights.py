@@ -29,7 +29,7 @@ class HeldWeights:
 
     @property
     def sealed(self) -> bool:
-        """Whether the model's weights are complete."""
+        """Return whether the model's weights are complete."""
         return memory.is_sealed(self.fds.model)
 
     @property

@@ -49,7 +49,7 @@ _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
 
 
 class Replacements(NamedTuple):
-    """What counts in place of what a model folder says."""
+    """Values that replace those of a model folder."""
 
     generation_folder: Path | None = None  # of another generation_config.json
     config: Mapping[str, Any] = {}  # values for config.json

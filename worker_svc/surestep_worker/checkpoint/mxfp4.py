@@ -1,4 +1,4 @@
-"""How the published gpt-oss checkpoints store weights in MXFP4."""
+"""Weights of the published gpt-oss checkpoints, in MXFP4."""
 
 from __future__ import annotations
 

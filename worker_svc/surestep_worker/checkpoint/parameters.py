@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorSource(NamedTuple):
-    """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
+    """Tensor of a checkpoint, and the slice of its dimension `dim` that this rank keeps.
 
     With an `item` the source is that element of the tensor's first dimension, which `dim` then does
     not count.
@@ -81,7 +81,7 @@ class TensorSource(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """One tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
+    """Tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
 
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]

@@ -1,4 +1,4 @@
-"""How each scheme of quantised checkpoints stores a weight."""
+"""Storage of a weight in each scheme of quantised checkpoints."""
 
 from __future__ import annotations
 

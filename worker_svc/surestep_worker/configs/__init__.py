@@ -1,1 +1,1 @@
-"""What checkpoints say about their models: one frozen, checked object per family."""
+"""Models as checkpoints describe them: one frozen, checked object per family."""

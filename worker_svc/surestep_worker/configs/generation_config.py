@@ -1,4 +1,4 @@
-"""What requests get that do not say: from generation_config.json and from the operator, as in vLLM.
+"""Defaults of requests: from generation_config.json and from the operator, as in vLLM.
 
 Without torch: settings are checked here too.
 """

@@ -14,7 +14,7 @@ from .model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigmoidRouting:
-    """How sigmoid scores choose experts: see SigmoidChoice."""
+    """Routing to experts by sigmoid scores: see SigmoidChoice."""
 
     groups: int
     kept_groups: int
@@ -41,7 +41,7 @@ class SparseConfig(ModelConfig):
     dense_layers: frozenset[int]  # layers of a model with experts that have none
 
     def sizes_to_share(self) -> dict[str, int]:
-        """What every rank needs an equal part of, by name."""
+        """Return sizes that all ranks must share equally, by name."""
         return {"heads": self.num_heads}
 
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
@@ -118,7 +118,7 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerConfig:
-    """What chooses the positions that a token attends to: DSA of DeepSeek-V3.2."""
+    """Indexer that chooses the positions a token attends to: DSA of DeepSeek-V3.2."""
 
     heads: int
     dim: int
@@ -147,7 +147,7 @@ class DeltaConfig:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
 
 

@@ -1,4 +1,4 @@
-"""What config.json says of any decoder, in one frozen object; what is not served is refused."""
+"""Configuration of any decoder, in one frozen object; what is not served is refused."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ class ModelConfig:
 
     @property
     def draft_layer_type(self) -> str:
-        """Of the layer of an MTP head."""
+        """Type of an MTP head's layer."""
         return FULL_ATTENTION
 
     @property
     def mtp_blind_at_first(self) -> bool:
-        """Whether an MTP head does not see what follows the first token, as it was trained."""
+        """Return whether an MTP head was trained without the token behind the first."""
         return False
 
     def latent_widths(self, num_layers: int) -> tuple[LatentWidths, ...]:
-        """What each layer, and that of an MTP head, keeps of a token; () = keys and values."""
+        """Return the widths that each layer, an MTP head's last, keeps; () = keys and values."""
         return ()
 
     def check_length(self, max_model_len: int) -> None:
@@ -102,7 +102,7 @@ class ModelConfig:
             )
 
     def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
-        """What one rank's recurrent cache must hold; None without linear attention."""
+        """Return the contents of a rank's recurrent cache; None without linear attention."""
         return None
 
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
@@ -222,7 +222,7 @@ def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_dtype(raw: Fields) -> str:
-    """That the weights are meant to be computed in."""
+    """Return the dtype that the weights are meant to be computed in."""
     return raw.text("dtype", raw.text("torch_dtype", "float32"))
 
 

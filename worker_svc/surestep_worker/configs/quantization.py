@@ -70,7 +70,7 @@ def _read_group_size(method: str, config: Fields) -> int:
 
 
 def _read_compressed(config: Fields) -> Quantization:
-    """What llm-compressor calls FP8_DYNAMIC and FP8_BLOCK.
+    """Read the forms that llm-compressor calls FP8_DYNAMIC and FP8_BLOCK.
 
     Which modules are plain is for the tensors to say: patterns among the names are passed over.
     """

@@ -106,7 +106,7 @@ def _yarn(scaling: Fields) -> YarnScaling:
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
-    """Of cosines and sines. With DeepSeek's `mscale_all_dim` the scores of attention are scaled
+    """Return the factor of cosines and sines. With DeepSeek's `mscale_all_dim` scores are scaled
     too, see configs/deepseek.py."""
 
     def sharpened(mscale: float) -> float:

@@ -1,4 +1,4 @@
-"""What --quantization asks for: rounding, or the form that the checkpoint has already.
+"""Meaning of --quantization: rounding, or the form that the checkpoint has already.
 
 It is read without torch, since `surestep serve` refuses before anything starts.
 """

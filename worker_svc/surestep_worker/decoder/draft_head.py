@@ -1,4 +1,4 @@
-"""What a draft head is: a small model that reads hidden states of the one it drafts for."""
+"""Draft head: a small model that reads hidden states of the model it drafts for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surestep_worker.layers.batch import StepBatch
 
 
 class DraftHead(Protocol):
-    """One rank's part of a head.
+    """Part of a draft head on a rank.
 
     Its row for position i is computed from what was kept of the model at i and from token i + 1,
     and has the keys and values of position i in its layers of the cache. For every further draft

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SumMethod(Enum):
-    """What adds up the values of the ranks."""
+    """Method that adds up the values of the ranks."""
 
     BACKEND = auto()  # NCCL or gloo, in an order of its choice
     PEERS = auto()  # every rank in peer memory, in the order of ranks

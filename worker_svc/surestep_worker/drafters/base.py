@@ -32,7 +32,7 @@ class Drafts(NamedTuple):
 
 
 class DraftContext(NamedTuple):
-    """What a drafter may use of the rank whose model it drafts for."""
+    """Parts of a rank that a drafter may use for the model it drafts for."""
 
     model: Model
     caches: Caches
@@ -70,7 +70,7 @@ class Drafter(Protocol):
 
 
 class DraftSteps(Protocol):
-    """What a DeviceDrafter queues on the device within a step, without waiting for it."""
+    """Work that a DeviceDrafter queues on the device within a step, without waiting for it."""
 
     def inputs(
         self,
@@ -95,7 +95,7 @@ class DeviceDrafter(Protocol):
 
     @property
     def looks_up(self) -> bool:
-        """Whether it looks up what repeats itself before it drafts, once it serves."""
+        """Return whether it looks up what repeats itself before it drafts, once it serves."""
         ...
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:

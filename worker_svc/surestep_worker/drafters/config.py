@@ -21,7 +21,7 @@ def _known_method(name: str) -> str:
 
 
 class SpeculativeConfig(BaseModel):
-    """How to draft.
+    """Settings of drafting.
 
     `prompt_lookup_*` belong to the method `ngram`, and to a head that is to draft only where
     nothing is found; `model` and what follows to `eagle3`, the temperature to all that draft with
@@ -57,7 +57,7 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def looks_up(self) -> bool:
-        """Whether a text that repeats itself is looked up before a head is asked."""
+        """Return whether a text that repeats itself is looked up before a head is asked."""
         return not self.model_fields_set.isdisjoint(("prompt_lookup_max", "prompt_lookup_min"))
 
     @classmethod

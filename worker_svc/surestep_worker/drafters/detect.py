@@ -1,4 +1,4 @@
-"""What `--speculative-config` leaves out, from the draft model's name and config.json. No torch."""
+"""Detect what `--speculative-config` leaves out, from the draft model's name and config.json."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _method(model: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _num_drafts(config: Mapping[str, Any]) -> int | None:
-    """As speculators writes it."""
+    """Return the number of drafts as speculators writes it."""
     about = config.get("speculators_config")
     proposals = _listed(about.get("proposal_methods")) if isinstance(about, dict) else []
     first = proposals[0] if proposals else None

@@ -1,4 +1,4 @@
-"""What the host sends a drafter with a step."""
+"""Inputs of a drafter that the host sends with a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surestep_kernels.step_columns import Column
 
 
 class DraftShape(NamedTuple):
-    """What decides which drafting kernels run. None of them runs when both numbers are 0."""
+    """Shape that decides which drafting kernels run: none when both numbers are 0."""
 
     num_drafts: int  # most of any row
     max_catch_up: int  # most positions that any row's drafter state has to catch up with

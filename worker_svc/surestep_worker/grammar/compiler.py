@@ -78,7 +78,7 @@ class _Job:
             self.process.kill()
 
     def is_dropped(self) -> bool:
-        """Whether all who waited for it have cancelled."""
+        """Return whether all who waited for it have cancelled."""
         return self._dropped.is_set()
 
 

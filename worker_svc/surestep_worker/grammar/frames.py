@@ -1,4 +1,4 @@
-"""What a rank and its grammars' processes tell each other: JSON and masks behind a length.
+"""Messages between a rank and its grammars' processes: JSON and masks behind a length.
 
 Both trust the other no further than that: a process runs native code on the text of clients.
 """
@@ -23,7 +23,7 @@ _ERRORS = {kind.__name__: kind for kind in (InvalidRequest, UnsupportedParameter
 
 
 class Begin(NamedTuple):
-    """What a request is followed with from now on."""
+    """Start of following a request."""
 
     begins_after: Sequence[int]
     stop_ids: Sequence[int]

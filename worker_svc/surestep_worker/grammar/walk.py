@@ -89,7 +89,7 @@ class Walk:
 
     @property
     def has_mask(self) -> bool:
-        """Whether some token may not come next."""
+        """Return whether some token may not come next."""
         return self.begun or (self._early > 0 and bool(self._stops))
 
     def forced(self) -> list[int]:
@@ -101,7 +101,7 @@ class Walk:
         return forced
 
     def stops(self, token: int) -> bool:
-        """Whether the request ends with this token."""
+        """Return whether the request ends with this token."""
         return token in self._stops
 
     def _wait_for_begin(self, token: int) -> None:

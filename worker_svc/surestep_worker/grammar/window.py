@@ -16,7 +16,7 @@ _DRAFTING_S = 0.005  # of processor time, spent on the drafts of a row: no more 
 
 
 class Ask(NamedTuple):
-    """What the next window of a request is made of."""
+    """Inputs of a request's next window."""
 
     emitted: Sequence[int]  # tokens that its grammar has not seen
     drafts: Sequence[int]
@@ -25,7 +25,7 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """What a row is to verify, and its masks.
+    """Window that a row is to verify, and its masks.
 
     Positions in front of `first` and those behind the masks have none: any token may come there,
     or they are never reached.

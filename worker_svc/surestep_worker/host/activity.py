@@ -1,4 +1,4 @@
-"""What a process does, as its kernel sees it: whether one that is late hangs, or had no turn."""
+"""Tell from the kernel whether a process that is late hangs, or had no turn."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _STEP_FACTOR, _STEP_MARGIN_MS = 1.25, 200  # the scheduler, with the same budget
 
 
 class HeartbeatState(NamedTuple):
-    """What a rank is doing."""
+    """State of a rank."""
 
     epoch: int  # of the newest plan; 0 = none
     step: int  # of the newest plan

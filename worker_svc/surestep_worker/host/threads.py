@@ -1,4 +1,4 @@
-"""How many threads a step on CPUs gets: as few as are as quick as all.
+"""Choose the threads of a step on CPUs: as few as are as quick as all.
 
 A step of few tokens is as quick as memory is read, which half of the threads may do as well. The
 cores that they leave are those of the gateway and the scheduler, for whose work the next step has

@@ -62,7 +62,7 @@ def _queries_and_gates(
 
 
 class Attention:
-    """One layer on one rank; its keys and values lie in layer `cache_layer` of the KV cache."""
+    """Attention of a rank. Keeps its keys and values in layer `cache_layer` of the KV cache."""
 
     def __init__(
         self, to: str, context: LayerContext[ModelConfig], cache_layer: int, *, window: int = 0
@@ -123,5 +123,5 @@ class Attention:
 
 
 def sliding_attention(to: str, context: LayerContext[ModelConfig], cache_layer: int) -> Attention:
-    """One layer whose tokens see the model's sliding window."""
+    """Make a layer whose tokens see the model's sliding window."""
     return Attention(to, context, cache_layer, window=context.config.window_of(SLIDING_ATTENTION))

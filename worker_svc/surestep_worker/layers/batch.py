@@ -1,4 +1,4 @@
-"""What one forward consumes: the rows of a step, packed."""
+"""Inputs of a forward pass: the rows of a step, packed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupPages(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """What indexers chose for the tokens of a step."""
+    """Positions that indexers chose for the tokens of a step."""
 
     positions: Tensor | None = None  # i32[T, K] of the last: layers without one attend to them
     sums: list[Tensor] = field(default_factory=list)  # i32[T] of each, where ranks compare them

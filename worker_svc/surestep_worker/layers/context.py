@@ -1,4 +1,4 @@
-"""What the layers of a model are built from."""
+"""Parts that the layers of a model are built from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ C_co = TypeVar("C_co", bound=ModelConfig, covariant=True)
 
 
 class LayerContext(NamedTuple, Generic[C_co]):
-    """One rank's view of a model that is being built."""
+    """View of a rank on a model that is being built."""
 
     config: C_co
     weights: Weights

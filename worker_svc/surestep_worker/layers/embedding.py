@@ -121,7 +121,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the embedding, and of what the model computes in."""
+        """Dtype of the embedding, and of the model's computation."""
         return self.embed.table.dtype
 
     def logits(self, hidden: Tensor) -> Tensor:

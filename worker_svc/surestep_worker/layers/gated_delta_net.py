@@ -59,7 +59,7 @@ def delta_net_table(
 
 
 def _separate(at: str, config: DeltaModelConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
-    """One tensor for queries, keys and values, one each for gates, betas and decays."""
+    """Take a tensor for queries, keys and values, and one each for gates, betas and decays."""
     delta = config.delta
     k, v = shard.part(delta.num_k_heads, delta.k_dim), shard.part(delta.num_v_heads, delta.v_dim)
     heads = shard.part(delta.num_v_heads)
@@ -93,7 +93,7 @@ def _grouped(at: str, config: DeltaModelConfig, shard: Sharding) -> tuple[Output
 
 
 class GatedDeltaNet:
-    """One layer on one rank; its state lies in layer `cache_layer` of the recurrent cache."""
+    """Gated delta layer of a rank. Keeps its state in `cache_layer` of the recurrent cache."""
 
     def __init__(self, to: str, context: LayerContext[DeltaModelConfig], cache_layer: int) -> None:
         config, weights, kernels = context.config, context.weights, context.kernels

@@ -118,7 +118,7 @@ def _take_transposed(weights: Weights, name: str, kernels: KernelSet) -> PackedL
 
 
 class LatentAttention:
-    """One layer on one rank; its latents lie in layer `cache_layer` of the KV cache."""
+    """Latent attention of a rank. Keeps its latents in layer `cache_layer` of the KV cache."""
 
     def __init__(self, to: str, context: LayerContext[LatentModelConfig], cache_layer: int) -> None:
         config, weights, kernels = context.config, context.weights, context.kernels
@@ -169,7 +169,7 @@ class LatentAttention:
 
 
 def _query_order(sizes: LatentConfig, heads: int) -> Tensor:
-    """Of a projection's outputs: what is not rotated of all heads, then what is."""
+    """Order a projection's outputs: of all heads the part without rotation, then the rotated."""
     rows = torch.arange(heads * (sizes.nope_dim + sizes.rope_dim)).view(heads, -1)
     turned = rotation_order(sizes.rope_dim, interleaved=sizes.interleaved)
     plain, rotated = rows[:, : sizes.nope_dim], rows[:, sizes.nope_dim :][:, turned]

@@ -109,7 +109,7 @@ class Sharding:
 
 
 def are_alike(modules: Iterable[str], names: Set[str]) -> bool:
-    """Whether a checkpoint keeps the weights of all modules in one form."""
+    """Return whether a checkpoint keeps the weights of all modules in one form."""
     parts = "weight", "weight_scale", "weight_scale_inv"
     return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 

@@ -31,7 +31,7 @@ from .residual import Mixed
 
 
 def local_experts(count: int, shard: Sharding) -> range:
-    """Those of `count` experts of which this rank holds weights."""
+    """Return the experts, among `count`, of which this rank holds weights."""
     if not shard.expert_parallel:
         return range(count)
     keep = shard.part(count).keep
@@ -100,7 +100,7 @@ def _separate_experts(
 
 
 def _fused_experts(to: str, at: str, config: SparseConfig, shard: Sharding) -> dict[str, Parameter]:
-    """One parameter per expert and projection, cut out of the tensors of all experts."""
+    """Take a parameter per expert and projection, cut out of the tensors of all experts."""
     moe, width = config.moe, config.hidden_size
     assert moe is not None
     inner, count, table = moe.expert_size, moe.num_experts, dict[str, Parameter]()
@@ -163,7 +163,7 @@ def _sigmoid_choice(
 
 
 class _Stacked(NamedTuple):
-    """One projection of all experts, which gpt-oss keeps in one tensor."""
+    """Projection of all experts, which gpt-oss keeps in one tensor."""
 
     name: str
     experts: int

@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """What tokens take of experts, to be added up: the last op of a block that has them."""
+    """Sums of experts for tokens, to be added up: the last op of a block that has experts."""
 
     mixture: Mixture
     experts: PackedExperts
@@ -65,7 +65,7 @@ class Residual:
         return self._hidden
 
     def normed(self, weight: Tensor) -> Tensor:
-        """What the first block reads."""
+        """Return the input of the first block."""
         return self._ops.rms_norm(self._hidden, weight, self._eps)
 
     def add(self, share: Share, weight: Tensor) -> Tensor:

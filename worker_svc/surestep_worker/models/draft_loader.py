@@ -80,7 +80,7 @@ def load_eagle3(
 
 
 def _rounding(kernels: KernelSet, dtype: torch.dtype) -> Rounding | None:
-    """What the weights of a head are rounded to: drafts are as good, and cost half as much to read.
+    """Return the rounding of a head's weights: drafts are as good, and cost half as much to read.
 
     In float32 a head is as it was trained, as models are.
     """

@@ -32,7 +32,7 @@ from .source import ModelSource
 
 
 class Model(Protocol):
-    """What the runner needs of a model: one rank's part of it."""
+    """Model as the runner sees it: a rank's part of it."""
 
     @property
     def config(self) -> ModelConfig:
@@ -45,10 +45,10 @@ class Model(Protocol):
     has_head: bool  # it makes logits
 
     def kv_spec(self, block_size: int) -> KVSpec:
-        """What this rank's KV cache must hold."""
+        """Return the contents of this rank's KV cache."""
 
     def recurrent_spec(self) -> RecurrentSpec | None:
-        """What this rank's recurrent cache must hold; None without recurrent layers."""
+        """Return the contents of this rank's recurrent cache; None without recurrent layers."""
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
@@ -62,7 +62,7 @@ _ROTARY_BYTES = 12  # an element while the table is made: angles, cosines and si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How a model is to be loaded."""
+    """Options of loading a model."""
 
     dtype: str  # "auto", "float32" or "bfloat16"
     device: str
@@ -115,7 +115,7 @@ def load_model(
 
 
 def attention_case(source: ModelSource, device: str, dtype: str, block_size: int) -> AttentionCase:
-    """What a model asks of an attention backend."""
+    """Return the demands of a model on an attention backend."""
     return replace(
         AttentionCase.on(device),
         dtype=resolve_dtype(dtype, source.config),

@@ -65,12 +65,12 @@ class CheckpointSource(Generic[C]):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a sealed store must tell, for JSON."""
+        """Facts that a sealed store must tell, for JSON."""
         return {**self._files._asdict(), "fingerprint": self.fingerprint}
 
 
 class ModelSource(CheckpointSource[ModelConfig]):
-    """That of a model."""
+    """Source of a model."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ModelSource(CheckpointSource[ModelConfig]):
 
     @property
     def quant_method(self) -> str | None:
-        """What the checkpoint says it is quantised by."""
+        """Quantisation method that the checkpoint names."""
         return quant_method(self._files.config)
 
     def lies_in_folder(self) -> str:

@@ -117,7 +117,7 @@ def start_early(arguments: list[str]) -> Started | None:
 
 
 def is_spare(arguments: list[str]) -> bool:
-    """Whether these arguments are of a spare standby; the one that says so is removed."""
+    """Return whether these arguments are of a spare standby; the one that says so is removed."""
     if SPARE not in arguments:
         return False
     arguments.remove(SPARE)
@@ -125,7 +125,7 @@ def is_spare(arguments: list[str]) -> bool:
 
 
 class Stranger:
-    """What `Popen` is for a child, of a process that another one has started."""
+    """Process that another process has started, with the interface of `Popen`."""
 
     returncode: int | None = None  # is known to the parent alone
 
@@ -177,7 +177,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not been reaped yet."""
+        """Return whether the process has not been reaped yet."""
         return not self._exited.is_set()
 
     async def wait(self) -> int | None:

@@ -38,7 +38,7 @@ class MessageKind(StrEnum):
 
 
 class Failure(StrEnum):
-    """Whether another attempt may succeed after a rank has failed to start."""
+    """Kind of a start's failure: another attempt may succeed, or not."""
 
     TRANSIENT = "transient"  # another attempt may succeed
     PERMANENT = "permanent"  # it will not, unless something is changed
@@ -58,7 +58,7 @@ class Message(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """What a standby receives to become the rank."""
+    """Message by which a standby becomes the rank."""
 
     heartbeat_fd: int
     weights: WeightFds

@@ -1,4 +1,4 @@
-"""How the rank processes of a supervisor ended, and how long it took to replace them."""
+"""Ends of a supervisor's rank processes, and the time until they were replaced."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class BuiltRank(Protocol):
 
     @property
     def facts(self) -> pb.WorkerInfo:
-        """What the Worker service reports to the scheduler."""
+        """Facts that the Worker service reports to the scheduler."""
 
     @property
     def profile_result(self) -> bytes:

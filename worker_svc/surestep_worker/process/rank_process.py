@@ -1,4 +1,4 @@
-"""One rank process under its supervisor: first a standby, then the rank."""
+"""Rank process under its supervisor: first a standby, then the rank."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RankProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not been reaped yet."""
+        """Return whether the process has not been reaped yet."""
         return self._process.alive
 
     def activate(

@@ -53,7 +53,7 @@ class StepRunner(Protocol):
 
     @property
     def capture_is_due(self) -> bool:
-        """Whether a shape of step waits to be captured. May be called from any thread."""
+        """Return whether a shape of step waits to be captured. May be called from any thread."""
 
     def capture_next(self) -> None:
         """Capture the next of these shapes, if any is left."""
@@ -262,7 +262,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
 
 class _Step:
-    """One plan on its way through the step thread."""
+    """Plan on its way through the step thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What building a rank makes."""
+"""Result of building a rank."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class CacheBudget:
 
     @property
     def _blocks_are_given(self) -> bool:
-        """Whether the settings fix the size of the KV cache."""
+        """Return whether the settings fix the size of the KV cache."""
         given = self._settings.model_fields_set
         return bool(given & {"kv_cache_memory", "num_gpu_blocks_override"})
 

@@ -1,4 +1,4 @@
-"""Whether a rank follows grammars, and how many drafts they may force."""
+"""Tell whether a rank follows grammars, and how many drafts they may force."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PROMPT = 8  # tokens in each text whose logits are checked
 
 
 class Check(NamedTuple):
-    """How many drafts of greedily generated text were accepted. Rank 0 knows."""
+    """Count of accepted drafts of greedily generated text. Rank 0 knows."""
 
     windows: int  # that it was to draft for
     drafts: int
@@ -54,13 +54,13 @@ class Check(NamedTuple):
 
     @property
     def is_low(self) -> bool:
-        """Whether a sound head would hardly ever have so few accepted, or fewer."""
+        """Return whether a sound head would hardly ever have so few accepted, or fewer."""
         chance = sum(_binomial(n, self.drafts, _SOUND) for n in range(self.accepted + 1))
         return chance < _BY_CHANCE
 
     @property
     def failed(self) -> bool:
-        """Whether the drafter was asked and drafted nothing."""
+        """Return whether the drafter was asked and drafted nothing."""
         return self.windows > 0 and self.drafts == 0
 
 
@@ -71,7 +71,7 @@ def _binomial(hits: int, trials: int, share: float) -> float:
 
 
 class Sample(NamedTuple):
-    """One step, in microseconds."""
+    """Sample of a step, in microseconds."""
 
     prepare: int
     rest: int

@@ -1,4 +1,4 @@
-"""How a rank drafts: the drafter that its settings name, and the draft head that it needs.
+"""Drafting of a rank: the drafter that its settings name, and the draft head that it needs.
 
 A head in a folder of its own that cannot be used costs the drafts, not the start.
 """

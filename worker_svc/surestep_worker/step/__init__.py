@@ -1,3 +1,3 @@
 """Steps: the host plans their geometry and reads their results; all between is launched.
 
-See docs/gpu.md."""
+See docs/run/gpu.md."""

@@ -121,7 +121,7 @@ _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the host knows of a step before it runs.
+    """Geometry of a step, known to the host before it runs.
 
     The step has R rows of T tokens, N sampled positions in V windows.
     """
@@ -201,7 +201,7 @@ def _words(column: IntArray | BoolArray) -> Int32Array:
 
 
 class StepColumns(NamedTuple, Generic[Column]):
-    """What every step sends; a captured step reads it at fixed addresses, followed by padding.
+    """Columns that every step sends; a captured step reads them at fixed addresses, with padding.
 
     R rows in V windows: N positions are sampled, P positions of prompts scored, Q pooled.
     """
@@ -244,7 +244,7 @@ class ScoredPositions(NamedTuple, Generic[Column]):
 
 
 class Extras(NamedTuple, Generic[Column]):
-    """What only some steps send."""
+    """Inputs that only some steps send."""
 
     differences: Runs[Column] | None = None  # of the slots, to be applied first
     shaping: Shaping[Column] = Shaping()
@@ -253,12 +253,12 @@ class Extras(NamedTuple, Generic[Column]):
 
     @property
     def plain(self) -> bool:
-        """Whether a step only chooses from the logits as they are."""
+        """Return whether a step only chooses from the logits as they are."""
         return self[1:] == Extras()[1:]
 
 
 class LaunchInputs(NamedTuple, Generic[Column]):
-    """What a step that is launched kernel by kernel sends at once."""
+    """Inputs that a step sends at once when it is launched kernel by kernel."""
 
     columns: StepColumns[Column]
     extras: Extras[Column]

@@ -97,16 +97,16 @@ class Drafting:
 
     @property
     def has_state(self) -> bool:
-        """Whether the drafter follows what is committed."""
+        """Return whether the drafter follows what is committed."""
         return self._stateful is not None
 
     @property
     def looks_up(self) -> bool:
-        """Whether the drafter looks up what repeats itself before it drafts."""
+        """Return whether the drafter looks up what repeats itself before it drafts."""
         return self._stateful is not None and self._stateful.looks_up
 
     def skips(self, known_faults: int) -> bool:
-        """Whether a plan was made before the scheduler knew of the newest fault: it must not draft.
+        """Return whether a plan does not know of the newest fault yet: it must not draft.
 
         Raises LedgerError for a plan that knows of more faults than there were.
         """
@@ -198,7 +198,7 @@ class UnreadProposals:
 
 
 class _Mark(IntEnum):
-    """What rank 0 reports to the others of a row, beside its drafts."""
+    """Report of rank 0 to the others on a row, beside its drafts."""
 
     FINE = 0
     NON_FINITE = 1

@@ -1,9 +1,9 @@
-"""What a step queues on the device: draft, gather, forward; then logits, choice and commit.
+"""Work that a step queues on the device: draft, gather, forward; then logits, choice and commit.
 
 The first part reads the slots and what the host has sent, and never waits for the host: a CUDA
 graph can hold it. Its outputs are small, because every graph keeps memory for them; intermediate
-tensors share it. Which kernels the second part runs depends on the sampling parameters. The graph
-of a whole step holds those of steps that only choose tokens from the logits as they are.
+tensors share it. Sampling parameters decide which kernels the second part runs. The graph of a
+whole step holds those of steps that only choose tokens from the logits as they are, in any way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .transfer import Packed
 
 
 class Shape(NamedTuple):
-    """What decides which kernels of a step run; everything else is on the device."""
+    """Shape that decides which kernels of a step run; everything else is on the device."""
 
     max_tokens: int  # of a row
     draft: DraftShape  # random, truncated: true of the windows' choices, too
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 class PassOutputs(NamedTuple):
-    """What a pass leaves for sampling, on the device."""
+    """Results of a pass for sampling, on the device."""
 
     rows: StepRows
     drafts: DraftIds

@@ -32,7 +32,7 @@ _MOST_FAILURES = 3  # each costs a pool; what fails so often is not the kind of 
 
 
 class GraphKind(NamedTuple):
-    """What is captured: a whole step of a bucket, or the part of it that precedes the logits."""
+    """Kind of a graph: a whole step of a bucket, or the part of it that precedes the logits."""
 
     bucket: Bucket
     whole: bool  # serves steps that only choose tokens, from the logits as they are
@@ -81,7 +81,7 @@ class Graphs:
 
     @property
     def is_due(self) -> bool:
-        """Whether steps have missed a kind that may be captured now."""
+        """Return whether steps have missed a kind that may be captured now."""
         return bool(self._missed) and time.monotonic() >= self._rest_until
 
     @property

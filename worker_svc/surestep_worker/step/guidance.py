@@ -30,7 +30,7 @@ from .transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class Guided:
-    """What grammars make of a step of R rows."""
+    """Masks and drafts that grammars make of a step of R rows."""
 
     n_forced: IntArray  # [R] drafts that a grammar left no choice about
     windows: dict[int, Window] = field(default_factory=dict)  # by row; on the rank that chooses
@@ -84,7 +84,7 @@ class Guidance:
             self._dummy = Window(masks=[np.full(-(-vocab_size // 32), -1, dtype=np.int32)])
 
     def concerns(self, rows: Rows) -> bool:
-        """Whether any row that chooses tokens has a grammar."""
+        """Return whether any row that chooses tokens has a grammar."""
         return bool(len(self._rows(rows)))
 
     def settle(self, rows: Rows, drafts: DraftIds) -> tuple[DraftIds, Guided]:

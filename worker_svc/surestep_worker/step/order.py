@@ -1,4 +1,4 @@
-"""What the host does before and behind the pass of a step: one order for each kind of device."""
+"""Host's work before and behind the pass of a step: one order for each kind of device."""
 
 from __future__ import annotations
 

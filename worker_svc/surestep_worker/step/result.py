@@ -28,7 +28,7 @@ from .transfer import Download
 
 
 class LaunchedStep(NamedTuple):
-    """What the host keeps of a step until its result."""
+    """Step that the host keeps until its result."""
 
     rows: Rows
     requested: SnapshotRequests
@@ -47,7 +47,7 @@ class Pending(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `finish` has nothing to wait for."""
+        """Return whether `finish` has nothing to wait for."""
 
     def wait(self) -> None:
         """Block until the device has finished the step. Called from any thread."""
@@ -192,7 +192,7 @@ def _fill_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What each row of a plan did. All arrays are [R]."""
+    """Outcome of each row of a plan. All arrays are [R]."""
 
     len_before: IntArray
     n_drafts: IntArray

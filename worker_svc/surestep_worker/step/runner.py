@@ -18,7 +18,7 @@ from .step import RankContext, StepLauncher
 
 
 class Runner:
-    """One rank's executor. Not thread-safe: every call comes from the step thread."""
+    """Executor of a rank. Not thread-safe: every call comes from the step thread."""
 
     def __init__(self, context: RankContext, launcher: StepLauncher | None = None) -> None:
         """Use the `launcher` of another runner, whose epochs are over, if it is given."""
@@ -67,7 +67,7 @@ class Runner:
 
     @property
     def capture_is_due(self) -> bool:
-        """Whether a kind of step should be captured now. Called from any thread."""
+        """Return whether a kind of step should be captured now. Called from any thread."""
         return self._launcher.capture_is_due
 
     @torch.inference_mode()

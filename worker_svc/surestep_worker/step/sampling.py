@@ -211,7 +211,7 @@ def _forbidden(which: Int32Array, entries: Sequence[_Entry]) -> Forbidden[Int32A
 
 
 class LogprobParams:
-    """Which log-probabilities each slot has reported, with how many alternatives.
+    """Log-probabilities that each slot has reported, with how many alternatives.
 
     The NULL slot has none.
     """

@@ -67,7 +67,7 @@ class RankContext(NamedTuple):
 
     @property
     def reads_freely(self) -> bool:
-        """Whether launches complete before they return, so that reading their outputs is free."""
+        """Return whether launches complete before they return: reading their outputs is free."""
         return self.step_ops.synchronous
 
 

@@ -216,7 +216,7 @@ class Download:
 
     @property
     def arrived(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return self._event is None or self._event.query()
 
     def wait(self) -> None:

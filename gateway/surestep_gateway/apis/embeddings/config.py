@@ -1,4 +1,4 @@
-"""How embeddings are made: from the model's folder and from the operator's settings.
+"""Settings of embeddings: from the model's folder and from the operator.
 
 The folder of an embedding model is laid out by sentence-transformers: modules.json lists the
 modules that a text passes, and the folder of the Pooling module configures the pooling. A folder

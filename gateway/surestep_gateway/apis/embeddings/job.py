@@ -1,4 +1,4 @@
-"""How inputs of embeddings and scores are prepared."""
+"""Prepare inputs of embeddings and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request of any kind is prepared: its fields say which it is."""
+"""Prepare a request of any kind, which its fields tell."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _UNREADABLE = "INVALID_JSON"  # key of a call's arguments that are no JSON objec
 
 
 class MessageAnswer:
-    """One message while it is written, and once it is whole."""
+    """Message while it is written, and once it is whole."""
 
     ping = named_event({"type": "ping"})
 

@@ -69,7 +69,7 @@ Texts = Annotated[list[OnlyText], Field(fail_fast=True)]
 
 
 class ToolResultBlock(Body):
-    """What a call returned, with parts of any type; that it is an error is for the text to say."""
+    """Result of a call, with parts of any type; that it is an error is for the text to say."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
@@ -103,7 +103,7 @@ class Message(Body):
 
 
 class Thinking(Body):
-    """Whether the model reasons first; `budget_tokens` is without effect."""
+    """Switch for reasoning first; `budget_tokens` is without effect."""
 
     type: Literal["enabled", "adaptive", "disabled"]
 

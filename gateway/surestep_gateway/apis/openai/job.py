@@ -1,4 +1,4 @@
-"""How chats, completions and token counts are prepared."""
+"""Prepare chats, completions and token counts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What operators look at: health, metrics, status, pages, and the admin endpoint."""
+"""Endpoints for operators: health, metrics, status, pages, and the admin endpoint."""

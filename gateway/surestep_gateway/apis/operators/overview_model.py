@@ -103,7 +103,7 @@ class FiguresView(BaseModel):
 
 
 class SchedulerView(BaseModel):
-    """One scheduler, as seen by the gateway and as it reports itself."""
+    """Scheduler, as seen by the gateway and as it reports itself."""
 
     address: str
     admits: bool  # requests are sent to it

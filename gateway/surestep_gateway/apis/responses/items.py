@@ -118,7 +118,7 @@ class ShellCallItem(Body):
 
 
 class OutputItem(Body):
-    """What a call returned."""
+    """Output of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: str | None = None

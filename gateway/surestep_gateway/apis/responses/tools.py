@@ -54,7 +54,7 @@ class FunctionTool(Body):
 
 
 class InputFormat(Body):
-    """What a custom tool takes; the model is shown a grammar, and not held to it."""
+    """Input format of a custom tool; the model is shown a grammar, and not held to it."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -204,7 +204,7 @@ ToolChoice = Annotated[
 
 
 class Called(NamedTuple):
-    """What a call of a function of the chat is to the client."""
+    """Call of a function of the chat, as the client sees it."""
 
     kind: Literal["function_call", "custom_tool_call", "tool_search_call"]
     name: str

@@ -49,7 +49,7 @@ class _Weight(Structure):
 
 
 class _Layer(Structure):
-    """As dense_layer in dense_layer/cpu.c."""
+    """Struct dense_layer of dense_layer/cpu.c."""
 
     _fields_ = (
         *((name, _Weight) for name in ("qkv", "out", "gate_up", "down")),
@@ -61,7 +61,7 @@ class _Layer(Structure):
 
 
 class _Tokens(Structure):
-    """As layer_tokens in dense_layer/cpu.c."""
+    """Struct layer_tokens of dense_layer/cpu.c."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("positions", "kv_slots", "block_tables", "slots")),

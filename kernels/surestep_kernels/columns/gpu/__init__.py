@@ -1,4 +1,4 @@
-"""What Triton kernels share. In an op's triton.py stands the kernel, then what launches it.
+"""Code that Triton kernels share. An op's triton.py has the kernel, then its launcher.
 
 Launchers read no tensor: grids follow from shapes and from numbers that the host knows, so that no
 launch waits for the device and every launch can be part of a CUDA graph.

@@ -1,4 +1,4 @@
-"""What Triton compiles: where it is kept, and who is told."""
+"""Compilations of Triton: where they are kept, and who is told."""
 
 from __future__ import annotations
 

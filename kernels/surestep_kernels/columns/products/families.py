@@ -67,7 +67,7 @@ class Products:
 
     @property
     def weights(self) -> list[PackedLinear]:
-        """One registered weight of each kind that is multiplied in a way of its own."""
+        """Registered weights, one of each kind that is multiplied in a way of its own."""
         return list(self._weights.values())
 
     def use(

@@ -33,7 +33,7 @@ class ProbeResult(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether every product that was compared has the same bits."""
+        """Return whether every product that was compared has the same bits."""
         return self.finished and not self.unequal
 
 

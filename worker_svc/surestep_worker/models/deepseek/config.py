@@ -136,20 +136,20 @@ class DeepseekConfig(LatentModelConfig):
 
     @property
     def draft_layer_type(self) -> str:
-        """Of the layer of an MTP head."""
+        """Type of an MTP head's layer."""
         return self.layer_types[-1]
 
     @property
     def mtp_blind_at_first(self) -> bool:
-        """Whether an MTP head does not see what follows the first token, as it was trained."""
+        """Return whether an MTP head was trained without the token behind the first."""
         return True
 
     def has_indexer(self, layer: int) -> bool:
-        """Whether a layer chooses positions itself; that of the MTP head, the last one, does."""
+        """Return whether a layer chooses positions itself, as the MTP head's, the last, does."""
         return self.indexer is not None and (layer >= self.num_layers or self.indexer.full[layer])
 
     def latent_widths(self, num_layers: int) -> tuple[LatentWidths, ...]:
-        """What each layer, and that of an MTP head behind them, keeps of a token."""
+        """Return the widths that each layer, an MTP head's last, keeps of a token."""
         if self.latent is None:
             return ()
         width, index = self.latent.rank + self.latent.rope_dim, self.indexer

@@ -64,7 +64,7 @@ def parameter_table(
 
 
 def _prefix(layer: int, names: Set[str]) -> str:
-    """How the tensors of a layer begin."""
+    """Return the beginning of a layer's tensor names."""
     alone = any(name.startswith("midlayer.") for name in names)
     return "midlayer." if alone and layer == 0 else f"layers.{layer}."
 
@@ -72,7 +72,7 @@ def _prefix(layer: int, names: Set[str]) -> str:
 def _vocabulary_table(
     config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int, *, tied: bool
 ) -> dict[str, Parameter]:
-    """What of the vocabulary the head has of its own: the rest is the model's.
+    """Return the vocabulary that belongs to the head. Tokens outside it use the model's.
 
     Of an output head, fewer rows than the model has are taken only where those are an embedding's.
     """
@@ -177,7 +177,7 @@ def _layer(
 
 
 def _take_fc_norms(context: LayerContext[LlamaConfig], config: Eagle3Config) -> list[Tensor]:
-    """Of each captured state, or one of all of them, or none."""
+    """Take the norms of each captured state, or one of all of them, or none."""
     names = ["fc_norm"] if config.norm_before_fc else []
     if config.fc_norm:
         names = [f"fc_norm.{k}" for k in range(len(config.captured.chosen))]

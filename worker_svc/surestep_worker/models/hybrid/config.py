@@ -111,7 +111,7 @@ class HybridConfig(DeltaModelConfig):
         )
 
     def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
-        """What one rank's recurrent cache must hold; None without linear attention."""
+        """Return the contents of a rank's recurrent cache; None without linear attention."""
         delta, num_layers = self.delta, self.layer_types.count(LINEAR_ATTENTION)
         if not num_layers:
             return None
@@ -138,7 +138,7 @@ class HybridConfig(DeltaModelConfig):
             )
 
     def sizes_to_share(self) -> dict[str, int]:
-        """What every rank needs an equal part of, by name."""
+        """Return sizes that all ranks must share equally, by name."""
         return {
             "linear key heads": self.delta.num_k_heads,
             "linear value heads": self.delta.num_v_heads,
