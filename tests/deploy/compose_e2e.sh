@@ -101,8 +101,8 @@ while read -r name most; do
   [ "$own" -le "$most" ]
 done <<'SIZES'
 scheduler 100
-gateway 160
-worker 850
+gateway 185
+worker 900
 SIZES
 
 say "without a model the gateway waits and says so; what cannot be written is told in a line"

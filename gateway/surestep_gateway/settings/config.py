@@ -174,21 +174,14 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         description="bytes of request bodies in memory at once, less 64 KiB of each; default: "
         "1 GiB, or a quarter of the memory if that is less",
     )
-    head_timeout_s: PositiveFloat = Field(
-        10.0,
-        description="seconds for the head of a request, from the connection or its own first byte, "
-        "and for a TLS handshake",
-    )
     timeout_keep_alive: PositiveInt = Field(
         75,
         description="seconds an idle connection stays open after a response; keep it above the "
         "idle timeout of load balancers, which is often 60",
     )
     body_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds in which a request body must arrive; see --min-body-rate"
-    )
-    min_body_rate: Size = Field(
-        64 << 10, description="a body may take a second longer for every so many of its bytes"
+        30.0,
+        description="seconds in which a request body must arrive, and one for each 64 KiB of it",
     )
     sse_keep_alive_interval: float = Field(
         15.0,
@@ -208,14 +201,6 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         4,
         description="most text processes, which prepare requests that are large or unusual or ask "
         "for a grammar",
-    )
-    text_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds that a text process may take over a request"
-    )
-    grammar_timeout_s: PositiveFloat = Field(
-        0.5,
-        description="seconds that a text process may compute to check a schema, a regular "
-        "expression or a grammar",
     )
     text_memory_bytes: Size = Field(
         2 << 30, description="memory that a text process may take over a request"
@@ -240,9 +225,6 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         ge=0,
         description="seconds a new request waits for a scheduler that serves; they begin anew "
         "when one that drained has ended",
-    )
-    max_resumes: int = Field(
-        5, ge=0, description="times in a row a request may lose its scheduler without a new token"
     )
     drain_timeout_s: float = Field(
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
