@@ -1,6 +1,6 @@
 """Programs that paged attention launches for decode steps, by arithmetic alone: no GPU is needed.
 
-    python benchmarks/gpu_attention_programs.py [--out FILE]
+    PYTHONPATH=benchmarks python -m gpu.attention_programs [--out FILE]
 
 Before: a program for each split that the longest context has room for, unless that makes too much
 scratch or there are tiles enough, where one went through all splits of a row. Now: the launcher's
@@ -18,12 +18,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_sizes import MODELS, Sizes
 from surestep_kernels.paged_attention.grid import SPLIT, Batch, grid_of
+
+from gpu.sizes import MODELS, Sizes
 
 MAX_MODEL_LEN = 131072
 CONTEXTS, ROWS = (1024, 131072), (1, 32, 256)
-OUT = Path(__file__).parent / "results" / "gpu_attention_programs.json"
+OUT = Path(__file__).parents[1] / "results" / "gpu_attention_programs.json"
 
 
 class Programs(NamedTuple):

@@ -1,4 +1,4 @@
-"""What gpu_ops.py times: a function per op, which yields its cases at the sizes of a model.
+"""What gpu/ops.py times: a function per op, which yields its cases at the sizes of a model.
 
 An op comes in by a function, here or in a module beside this one, and its entry in OPS. It is the
 device's own: whatever `load_triton()` holds. A model without such a layer yields no cases.
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
-import gpu_cases_experts
-import gpu_cases_fused
-import gpu_cases_state
-import gpu_cases_step
 import torch
-from gpu_sizes import (
+from surestep_kernels import KernelSet, PackedLinear
+from torch import Tensor
+
+from gpu import cases_experts, cases_fused, cases_state, cases_step
+from gpu.sizes import (
     BYTES,
     MODELS,
     TINY,
@@ -27,9 +27,7 @@ from gpu_sizes import (
     floats,
     kernels,
 )
-from gpu_weights import PACK, Pack, weight_bytes
-from surestep_kernels import KernelSet, PackedLinear
-from torch import Tensor
+from gpu.weights import PACK, Pack, weight_bytes
 
 __all__ = ["MODELS", "OPS", "PACK", "TINY", "TINY_GPT_OSS", "Case", "Sizes", "Work"]
 
@@ -189,8 +187,8 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,
     "mul_sigmoid": mul_sigmoid,
-    **gpu_cases_experts.OPS,
-    **gpu_cases_fused.OPS,
-    **gpu_cases_state.OPS,
-    **gpu_cases_step.OPS,
+    **cases_experts.OPS,
+    **cases_fused.OPS,
+    **cases_state.OPS,
+    **cases_step.OPS,
 }

@@ -8,11 +8,12 @@ from functools import cache, partial
 from itertools import product
 
 import torch
-from gpu_sizes import BYTES, Case, ExpertSizes, Sizes, Work, activations, floats, kernels, size
-from gpu_weights import EXPERT_PACK, PACK, weight_bytes
 from surestep_kernels import PackedLinear
 from surestep_kernels.moe import Mixture, PackedExperts, Router
 from torch import Tensor
+
+from gpu.sizes import BYTES, Case, ExpertSizes, Sizes, Work, activations, floats, kernels, size
+from gpu.weights import EXPERT_PACK, PACK, weight_bytes
 
 
 def route(s: Sizes) -> Iterator[Case]:

@@ -8,11 +8,12 @@ from functools import cache, partial
 from itertools import product
 
 import torch
-from gpu_sizes import BYTES, DTYPE, Case, Sizes, Work, activations, floats, kernels
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.project_heads import HeadProjection
 from surestep_kernels.store_kv import LayerCache
 from surestep_kernels.store_kv.triton import store_kv
+
+from gpu.sizes import BYTES, DTYPE, Case, Sizes, Work, activations, floats, kernels
 
 BLOCK_SIZE = 16
 

@@ -8,7 +8,13 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-from gpu_sizes import (
+from surestep_kernels.gated_delta.chunks import CHUNK
+from surestep_kernels.paged_attention import AttentionBackend, AttentionCase, AttentionRows
+from surestep_kernels.paged_attention.backends import choose_attention
+from surestep_kernels.recurrent_rows import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.store_kv import FP8, LayerCache
+
+from gpu.sizes import (
     BYTES,
     DTYPE,
     Case,
@@ -21,11 +27,6 @@ from gpu_sizes import (
     kernels,
     size,
 )
-from surestep_kernels.gated_delta.chunks import CHUNK
-from surestep_kernels.paged_attention import AttentionBackend, AttentionCase, AttentionRows
-from surestep_kernels.paged_attention.backends import choose_attention
-from surestep_kernels.recurrent_rows import ConvState, DeltaState, RecurrentRows
-from surestep_kernels.store_kv import FP8, LayerCache
 
 BLOCK_SIZE = 16
 PENDING = 3  # accepted tokens of a window

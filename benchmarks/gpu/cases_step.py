@@ -8,7 +8,6 @@ from functools import partial
 from itertools import product
 
 import torch
-from gpu_sizes import Case, Sizes, Work, i32, kernels, size
 from surestep_kernels.choose import Chosen, DrawParams, RowStatus
 from surestep_kernels.commit_step import StopIds, report_width
 from surestep_kernels.gather_tokens import TokenRuns
@@ -17,6 +16,8 @@ from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.triton_table import STEP_OPS
 from surestep_kernels.write_runs import Runs
 from torch import Tensor
+
+from gpu.sizes import Case, Sizes, Work, i32, kernels, size
 
 BLOCK_SIZE, DRAFTS, RUN = 16, 4, 8
 DRAWS = {  # name: temperature, top_k, top_p, what the best tokens are ahead by

@@ -1,6 +1,6 @@
 """Tokens per second of decoding on a device, beside what its memory allows; JSON lines.
 
-    PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
+    PYTHONPATH=proto:common:kernels:worker_svc:benchmarks python -m gpu.decode --model FOLDER \
         [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--top-p 0.9] \
         [--prompts 512 2048] [--max-model-len N] [--programmatic-dependent-launch] \
         [--transformers] [--out FILE]

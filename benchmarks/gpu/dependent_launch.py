@@ -1,14 +1,14 @@
 """Does programmatic dependent launch change a bit, and what does it gain? JSON lines.
 
-    PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_dependent_launch.py \
+    PYTHONPATH=proto:common:kernels:worker_svc:benchmarks python -m gpu.dependent_launch \
         --model FOLDER [--batch 1 8 64 256] [--context 1024] [--ops NAME...] [--out FILE]
 
-First the ops of gpu_cases.py, the first case of each: what it returns and what it was given, when
+First the ops of gpu/cases.py, the first case of each: what it returns and what it was given, when
 its kernels are launched one after another as ever and when each starts while the one before it
 ends, in CUDA graphs of several launches, where they do overlap. A tensor that is not the same in
 two runs without it, as one of addresses, says nothing: how many are is told beside.
 
-Then decode steps as in gpu_decode.py, over contexts of the same random keys and values: the digest
+Then decode steps as in gpu/decode.py, over contexts of the same random keys and values: the digest
 of each step, which covers the bits of all its hidden states, and the time of a step. Exit status 1
 where bits differ.
 """
@@ -28,10 +28,11 @@ from typing import Any
 
 import machine
 import torch
-from gpu_cases import MODELS, OPS, TINY, Case
-from gpu_decode import Bench, copy_bandwidth, parser_of_bench
 from surestep_kernels.columns.gpu.dependent_launch import use_dependent_launches
 from torch import Tensor
+
+from gpu.cases import MODELS, OPS, TINY, Case
+from gpu.decode import Bench, copy_bandwidth, parser_of_bench
 
 _LAUNCHES = 8  # of an op in a graph
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of_bench(__doc__, batch=[1, 8, 64, 256], window=4)
-    parser.add_argument("--ops", nargs="*", help="names in gpu_cases.OPS; all by default")
+    parser.add_argument("--ops", nargs="*", help="names in gpu.cases.OPS; all by default")
     return parser.parse_args(argv)
 
 

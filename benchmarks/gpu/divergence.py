@@ -1,6 +1,6 @@
 """Where do greedy answers part? Our engine, the same with drafts, and transformers; JSON.
 
-    PYTHONPATH=proto:common:kernels:scheduler_svc:worker_svc python benchmarks/gpu_divergence.py \
+    PYTHONPATH=proto:common:kernels:scheduler_svc:worker_svc:benchmarks python -m gpu.divergence \
         --model FOLDER [--prompts 16] [--max-tokens 64] [--dtype bfloat16] [--out FILE]
 
 In float32 answers are to be equal. In bfloat16 products round differently for another number of

@@ -1,6 +1,6 @@
 """What a step on a device costs the host before its first kernel; JSON lines. Needs no device.
 
-    PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_host.py [--rows 1 8 64 256] \
+    PYTHONPATH=proto:common:kernels:worker_svc:benchmarks python -m gpu.host [--rows 1 8 64 256] \
         [--prompt 200] [--out FILE]
 
 Columns of a step are made, and sent in two ways: as tensors of their own, which a step needs that

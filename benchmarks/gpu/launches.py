@@ -1,6 +1,6 @@
 """Launches of a decode step on a GPU, counted without one; JSON lines.
 
-    PYTHONPATH=proto:common:kernels:worker_svc:tools python benchmarks/gpu_launches.py [--out FILE]
+    PYTHONPATH=proto:common:kernels:worker_svc:tools:benchmarks python -m gpu.launches [--out FILE]
 
 The worker's own device step runs on models of published shapes whose weights and caches are memory
 that nobody has written. Triton's launches are counted in place of being run, and torch's operators

@@ -1,9 +1,9 @@
 r"""What a decode step should take on an H200, by a model of bytes and launches; Markdown.
 
-    PYTHONPATH=proto:common:kernels:worker_svc:tools python benchmarks/gpu_model.py COUNTS... \
+    PYTHONPATH=proto:common:kernels:worker_svc:tools:benchmarks python -m gpu.model COUNTS... \
         [--out FILE]
 
-Nothing is measured: COUNTS are results of gpu_launches.py, each of which becomes a line per model,
+Nothing is measured: COUNTS are results of gpu/launches.py, each of which becomes a line per model,
 and the constants below are assumptions. Every launch waits for the one before it. A product reads
 its weight and writes its splits, which the next launch reads back: a sum that takes one split after
 another waits for each, one that has all of them under way waits for the program that reads most.
@@ -163,7 +163,7 @@ def table(found: Sequence[Line]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("counts", type=Path, nargs="+", help="results of gpu_launches.py")
+    parser.add_argument("counts", type=Path, nargs="+", help="results of gpu/launches.py")
     parser.add_argument("--out", type=Path, help="also write the table to this file, as JSON")
     args = parser.parse_args(argv)
     found = list(lines(args.counts))

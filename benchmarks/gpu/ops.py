@@ -1,8 +1,8 @@
 """Speed of the Triton kernels on a CUDA device; one JSON line per op and shape, then a table.
 
-    PYTHONPATH=common:kernels python benchmarks/gpu_ops.py [--ops linear ngram] [--out FILE]
-    PYTHONPATH=common:kernels python benchmarks/gpu_ops.py --once     # under a profiler
-    PYTHONPATH=common:kernels python benchmarks/gpu_ops.py --smoke
+    PYTHONPATH=common:kernels:benchmarks python -m gpu.ops [--ops linear ngram] [--out FILE]
+    PYTHONPATH=common:kernels:benchmarks python -m gpu.ops --once     # under a profiler
+    PYTHONPATH=common:kernels:benchmarks python -m gpu.ops --smoke
 
 A time is that of one launch within a CUDA graph of many, on buffers that take turns; the median of
 several replays. The bytes are those that an op has to move, whatever it does move, and their rate
@@ -28,7 +28,7 @@ import machine
 import torch
 
 if TYPE_CHECKING:
-    from gpu_cases import Case, Work
+    from gpu.cases import Case, Work
 
 _LAUNCHES, _REPLAYS = 200, 5
 _GRAPH_US = 3000  # that all launches of a graph are to take together, if 3 of them can
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--ops", nargs="*", help="names in gpu_cases.OPS; all by default")
+    parser.add_argument("--ops", nargs="*", help="names in gpu.cases.OPS; all by default")
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
     text = "cuBLAS (linear_torch) gets none, as beside --linear-backend auto"
     parser.add_argument("--without-workspace", action="store_true", help=text)
@@ -76,7 +76,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _cases(ops: Sequence[str] | None, *, smoke: bool) -> Iterator[tuple[str, Case]]:
     """Cases, each with the name of its model."""
-    from gpu_cases import MODELS, OPS, TINY
+    from gpu.cases import MODELS, OPS, TINY
 
     for sizes in (TINY,) if smoke else MODELS:
         for name in ops or OPS:

@@ -1,6 +1,6 @@
 """Which products of this card have equal bits: all that differs, where a worker stops at the first.
 
-    PYTHONPATH=... python benchmarks/gpu_probe.py [--out FILE]
+    PYTHONPATH=... python -m gpu.probe [--out FILE]
 
 What decides which kernels serve (columns/products/probe.py) is asked about weights of two models;
 then quantised products are, by instructions of one width against those of all widths.
@@ -17,7 +17,6 @@ from typing import Any
 
 import machine
 import torch
-from gpu_cases import PACK
 from surestep_kernels.columns.products.probe import (
     cublas_agrees,
     differences,
@@ -27,6 +26,8 @@ from surestep_kernels.columns.products.probe import (
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.linear.sequential import TILES
 from surestep_kernels.linear.triton import ALL_WIDTHS
+
+from gpu.cases import PACK
 
 # Llama-3.2-1B's and Llama-3.1-8B's: N, K of every product but the logits.
 SHAPES = (

@@ -1,4 +1,4 @@
-"""What a case of gpu_ops.py is, the sizes of models, and random inputs."""
+"""What a case of gpu/ops.py is, the sizes of models, and random inputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Does the device ever wait for the host? A profiler trace of decode steps, and what it says.
 
-    PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_trace.py --model FOLDER \
+    PYTHONPATH=proto:common:kernels:worker_svc:benchmarks python -m gpu.trace --model FOLDER \
         [--batch 8] [--depth 1] [--steps 12] [--trace FILE.json.gz] [--out FILE]
 
-Steps run as in gpu_decode.py. The trace, for chrome://tracing or Perfetto, is that of
+Steps run as in gpu/decode.py. The trace, for chrome://tracing or Perfetto, is that of
 torch.profiler. The table tells, of the recorded steps but the first: the share of wall time in
 which nothing ran on the device, the longest such gap, and how often the host waited for the whole
 device or stream, or copied while it waited. Such a wait inside a step is a fault: exit status 1,
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
-from gpu_decode import WARM_STEPS, Bench, parser_of_bench
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from gpu.decode import WARM_STEPS, Bench, parser_of_bench
 
 STEP = "decode step"  # as the trace calls what is recorded of one
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}

@@ -1,6 +1,6 @@
 """What is here: the card, what drives it, the versions of what runs on it; one line of JSON.
 
-    PYTHONPATH=... python benchmarks/gpu_versions.py [--device cuda] [--out FILE]
+    PYTHONPATH=... python -m gpu.versions [--device cuda] [--out FILE]
 
 What nvidia-smi and its like print follows, for who reads the log.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 
 import machine
 import triton
-from gpu_decode import copy_bandwidth
+
+from gpu.decode import copy_bandwidth
 
 _TOLD = ("torch", "triton", "transformers", "grpcio", "protobuf", "pydantic", "pytest", "numpy")
 _COMMANDS = (["nvidia-smi"], ["nvcc", "--version"], ["gcc", "--version"], ["df", "-h", "."])

@@ -1,13 +1,14 @@
-"""Weights of the sizes that gpu_ops.py times, in each of their forms."""
+"""Weights of the sizes that gpu/ops.py times, in each of their forms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from gpu_sizes import activations, floats, kernels, size
 from surestep_kernels import PackedLinear, QuantizedWeight
 from surestep_kernels.linear import MXFP4_GROUP
+
+from gpu.sizes import activations, floats, kernels, size
 
 GROUP = 128
 

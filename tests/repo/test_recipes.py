@@ -44,7 +44,7 @@ def test_the_recipe_of_a_sampling_parameter_names_every_file_of_one() -> None:
         name
         for name in tracked()
         if name.endswith((".py", ".proto", ".c"))
-        and not name.startswith(("tests/", "benchmarks/", "tools/", "examples/"))
+        and not name.startswith(("tests/", "benchmarks/", "tools/", "research/", "examples/"))
         and "_pb2" not in name
         and not OTHER_FREQUENCIES.search(name)
         and PARAMETER.search((ROOT / name).read_text())
