@@ -201,7 +201,7 @@ def test_gpu_check_runs_its_parts_and_packs_what_they_found(tmp_path: Path) -> N
     env = os.environ | {name: str(tmp_path / place) for name, place in places.items()}
     env |= {"DRY": "1", "PYTHON": sys.executable, "BUDGET_S": "300", "OMP_NUM_THREADS": "1"}
     parts = ["versions", "trace"]
-    command = [ROOT / "scripts" / "gpu_check", *parts]
+    command = [str(ROOT / "scripts" / "gpu_check"), *parts]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     told = (tmp_path / "out" / "summary.txt").read_text().splitlines()
