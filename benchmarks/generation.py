@@ -15,7 +15,7 @@ from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
 from surestep_worker.startup.built import Built
-from surestep_worker.step.pending import Pending
+from surestep_worker.step.result import Pending
 
 
 def greedy(

@@ -18,7 +18,7 @@ from surestep_common.kv_groups import KVGroups
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.configs.gpt_oss import GptOssConfig
+from surestep_worker.models.gpt_oss.config import GptOssConfig
 
 _MIB = 1 << 20
 _BLOCK = 16

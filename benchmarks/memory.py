@@ -19,10 +19,10 @@ from surestep_common.kv_groups import ALL, KVGroups
 from surestep_kernels import load_kernels
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, LatentWidths, bytes_per_block
 from surestep_worker.cache.recurrent import RecurrentSpec
-from surestep_worker.configs.deepseek import DeepseekConfig
-from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.configs.model_config import PAGED, resolve_dtype
 from surestep_worker.models import ModelSource
+from surestep_worker.models.deepseek.config import DeepseekConfig
+from surestep_worker.models.hybrid.config import HybridConfig
 
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _CACHES = 0.85  # of what is left: the rest is for activations

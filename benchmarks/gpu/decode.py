@@ -34,9 +34,9 @@ import torch
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
-from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.startup.build import build_runner
-from surestep_worker.step.pending import Pending
+from surestep_worker.step.buckets import add_admission, add_row
+from surestep_worker.step.result import Pending
 
 _STEPS, WARM_STEPS, _PROMPTS = 48, 8, 3
 _GIB = 1 << 30

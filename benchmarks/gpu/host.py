@@ -26,13 +26,19 @@ import numpy as np
 import torch
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.buckets import Bucket, find_bucket, in_order, make_buckets
-from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.upload import InputBuffer, Layout, upload
-from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
-from surestep_worker.ledger.slots import Slots
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.batch import Extras, Geometry, StepColumns
+from surestep_worker.step.buckets import (
+    Bucket,
+    find_bucket,
+    in_order,
+    make_buckets,
+    padding,
+    step_size,
+)
+from surestep_worker.step.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.slots import Slots
+from surestep_worker.step.transfer import InputBuffer, Layout, upload
 
 _REPEATS = 300
 CPU = torch.device("cpu")
@@ -89,9 +95,16 @@ def make(
     """Arrays of a step."""
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    sampling = table.batch(geometry.window_slot, geometry.position_window)
-    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
+    columns = StepColumns(
+        rows=geometry.rows,
+        max_drafts=geometry.max_drafts,
+        hidden_index=geometry.hidden_index,
+        head=None,
+        position_window=geometry.position_window,
+        draw=table.draw(geometry.window_slot),
+        stops=table.stops(geometry.window_slot),
+    )
+    return columns, geometry
 
 
 def _bucket(columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int) -> Bucket | None:

@@ -161,7 +161,7 @@ def longest_kernels(events: Iterable[dict[str, Any]]) -> list[tuple[str, int, fl
 
 
 def gaps(busy: Iterable[Span], window: Span) -> list[Span]:
-    """RankContext of the window that no busy span covers, in order; spans may overlap."""
+    """Parts of the window that no busy span covers, in order; spans may overlap."""
     free, at = list[Span](), window.begin
     for span in sorted(busy):
         if span.begin >= window.end:

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 from support.fakes.scheduler import FakeScheduler, running
+from support.processes.commands import children
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import StartStack, stacks
 from support.processes.ports import free_port
@@ -126,11 +127,7 @@ async def test_tokenizing_counts_as_an_open_request(start_stack: StartStack) -> 
     stack = await start_stack(max_concurrent_requests=1, text_processes=1)
     padded = {"prompt": "x", "metadata": "y" * 100_000}
     assert (await stack.client.post("/tokenize", json=padded)).status_code == 200
-    (text,) = [
-        one
-        for one in psutil.Process().children()
-        if "surestep_gateway.text_process" in one.cmdline()
-    ]
+    (text,) = children("surestep_gateway.text_process")
     text.suspend()
     for path, body in (
         ("/tokenize", padded),

@@ -20,6 +20,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.processes.commands import command
 from support.processes.ports import free_port
 from support.processes.stack import Stack, serve
 from surestep_proto import (
@@ -275,7 +276,7 @@ def test_who_begins_a_health_check_and_says_nothing_does_not_keep_others_out(
 def test_keys_are_shown_to_nobody(served: Served) -> None:
     """Neither on the screen, nor in the logs, nor in the list of processes."""
     launcher = psutil.Process(served.stack.process.pid)
-    commands = [" ".join(p.cmdline()) for p in launcher.children(recursive=True)]
+    commands = [command(p) for p in launcher.children(recursive=True)]
     logs = [path.read_text() for path in served.stack.logs.rglob("*.log")]
     assert commands
     assert logs

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from openai import OpenAI
 from support.checkpoints.gguf_files import write_gguf
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.processes.stack import Stack, environment, serve
+from support.processes.stack import Stack, environment, own_cache, serve
 
 pytestmark = [pytest.mark.timeout(180)]
 
@@ -37,11 +37,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    cache = tmp_path_factory.mktemp("cache")
-    kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surestep/kernels"
-    if kernels.is_dir():  # compiled once, not here
-        (cache / "surestep").mkdir()
-        (cache / "surestep" / "kernels").symlink_to(kernels)
+    cache = own_cache(tmp_path_factory.mktemp("cache"))
     variables = {"XDG_CACHE_HOME": str(cache)}
     with serve(file, tmp_path_factory.mktemp("logs"), *FLAGS, variables=variables) as running:
         yield running

@@ -31,7 +31,7 @@ import importlib.abc, importlib.machinery, sys
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "surestep_worker.step.sampling_pass":
+        if name != "surestep_worker.step.forward":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         run = spec.loader.exec_module

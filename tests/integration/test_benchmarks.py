@@ -23,7 +23,6 @@ import memory
 import offline
 import online
 import peers
-import psutil
 import pytest
 from fault_stream import Stream
 from gpu import decode, divergence, host, probe, trace, versions
@@ -31,6 +30,7 @@ from integration import toy_servers
 from make_shaped_checkpoint import main as make_shaped
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.processes import ports
+from support.processes.commands import children
 
 ROOT = Path(__file__).parents[2]
 HYBRID = ROOT / "tests" / "data" / "tiny-hybrid"
@@ -94,7 +94,7 @@ async def test_peers_runs_every_server_in_every_round_and_one_at_a_time(
     order = [json.loads(line)["server"]["name"] for line in log.read_text().splitlines()]
     assert order == ["a", "b", "a", "b"]
     assert all(f["start to first token, s"] > 0 for f in rounds["a"] + rounds["b"])
-    assert not [c for c in psutil.Process().children() if str(TOY) in c.cmdline()]
+    assert not children(str(TOY))
 
 
 async def test_offline_compares_drafts_on_and_off_over_the_same_prompts() -> None:

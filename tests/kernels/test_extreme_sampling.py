@@ -17,11 +17,11 @@ from support.kernels.step_column import StepColumn
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
 from surestep_kernels.choose import RowStatus
-from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.shape_logits import Positions
 from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_proto import sampling_pb2 as pb
-from surestep_worker.inputs.upload import upload
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.transfer import upload
 
 VOCAB, WIDTH, PROMPT = 37, 24, 5
 DENORMAL, LARGEST = 1e-45, 3.4028234663852886e38
@@ -57,15 +57,15 @@ def on_a_device(
     for slot, params in enumerate(all_params):
         table.admit(slot, params, PROMPT)
     rows = np.arange(count, dtype=np.int32)
-    sampling = upload(table.batch(rows.astype(np.int64), rows), torch.device(device))
+    slots, to = rows.astype(np.int64), torch.device(device)
+    shaping, draw = upload(table.shaping(slots, rows), to), upload(table.draw(slots), to)
+    random, truncated = table.draw_flags(slots)
     index = torch.from_numpy(rows).to(device)
     lengths = torch.full((count,), WIDTH - 1, dtype=torch.int32, device=device)
     z = logits.clone().to(device)
     where = Positions(index, index, lengths, tokens.to(device))
-    ops.shape_logits(z, where, Shaping(sampling.biases, sampling.penalties, sampling.forbidden))
-    chosen = ops.choose(
-        z, index, lengths, sampling.draw, random=sampling.random, truncated=sampling.truncated
-    )
+    ops.shape_logits(z, where, shaping)
+    chosen = ops.choose(z, index, lengths, draw, random=random, truncated=truncated)
     return list(zip(chosen.ids.tolist(), chosen.status.tolist(), strict=True))
 
 

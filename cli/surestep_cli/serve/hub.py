@@ -32,6 +32,8 @@ class ModelSource(NamedTuple):
     token: str | None = None
 
 
+_ASK_S = 10.0  # for a list of files, which is asked for once
+
 HUB = ModelSource()
 
 
@@ -89,7 +91,9 @@ def _kinds(repository: str, source: ModelSource) -> list[str]:
     from huggingface_hub import HfApi
 
     try:
-        files = HfApi(token=source.token).list_repo_files(repository, revision=source.revision)
+        hub = HfApi(token=source.token)
+        about = hub.model_info(repository, revision=source.revision, timeout=_ASK_S)
+        files = [file.rfilename for file in about.siblings or ()]
     except Exception:  # noqa: BLE001  # of its HTTP client, too: a message is shorter then
         return []
     endings = {

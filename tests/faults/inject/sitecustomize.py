@@ -224,14 +224,14 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.process.preload": _patch_preload,
     "surestep_worker.startup.build": _patch_build,
     "surestep_worker.startup.choose_kernels": _patch_kernels,
-    "surestep_worker.inputs.download": _patch_download,
+    "surestep_worker.step.transfer": _patch_download,
     "surestep_worker.process.service": _patch_service,
     "surestep_worker.distributed.tensor_parallel": _methods(
         "TensorParallel", all_reduce="collective"
     ),
     "surestep_worker.layers.decoder_layer": _methods("LayerStack", __call__="layers"),
-    "surestep_worker.models.decoder": _patch_decoder,
-    "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
+    "surestep_worker.decoder.decoder": _patch_decoder,
+    "surestep_worker.decoder.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),
     "surestep_worker.drafters.head": _methods("HeadSteps", draft="propose"),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.checkpoints import tiny_tokenizer
+from support.processes.commands import children
 from support.processes.stack import environment
 from surestep_cli.serve.serving import running, serving
 from surestep_common.errors import Unavailable
@@ -20,14 +21,6 @@ STUBBORN = (
 )
 
 
-def left_over(folder: Path) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if str(folder) in " ".join(child.cmdline())
-    ]
-
-
 async def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "folder" / "log"
     nowhere = serving(tmp_path / "nowhere", environ=environment({}), log=log, log_dir=tmp_path)
@@ -35,7 +28,7 @@ async def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path)
         async with nowhere:
             pass
     assert "nowhere" in log.read_text()
-    assert left_over(tmp_path) == []
+    assert children(str(tmp_path), recursive=True) == []
 
 
 async def test_whoever_gives_up_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -43,7 +36,7 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind(tmp_path: Path) ->
     starting = serving(model, environ=environment({}), log=tmp_path / "log", log_dir=tmp_path)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(starting.__aenter__(), 0.5)
-    assert left_over(tmp_path) == []
+    assert children(str(tmp_path), recursive=True) == []
 
 
 async def test_what_ignores_signals_is_killed_with_all_it_started(

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.fakes import hanging_service
+from support.processes.commands import command
 from support.processes.ports import free_address
 from surestep_common.notify import Listener
 from surestep_common.watchdog import STANDBY
@@ -38,7 +39,7 @@ class Watched:
         async with asyncio.timeout(20):
             while True:
                 for child in psutil.Process(self.watchdog.pid).children():
-                    if child not in known and STANDBY in child.cmdline():
+                    if child not in known and STANDBY in command(child):
                         return child
                 await asyncio.sleep(0.05)
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support.checkpoints import tiny_tokenizer
 from support.fakes.scheduler import default_info, running
+from support.processes.commands import children
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack, stacks
 from support.processes.ports import free_port
@@ -69,14 +70,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 VOLATILE = {"id", "created"}
 
 
-def children() -> list[psutil.Process]:
+def text_processes() -> list[psutil.Process]:
     """Text processes of this test."""
-    every = psutil.Process().children()
-    return [
-        one
-        for one in every
-        if one.is_running() and "surestep_gateway.text_process" in one.cmdline()
-    ]
+    return children("surestep_gateway.text_process")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -92,7 +88,7 @@ async def large(start_stack: StartStack) -> Stack:
         text_processes=1, enable_auto_tool_choice=True, tool_call_parser="hermes"
     )
     assert (await stack.complete(**PAD)).status_code == 200
-    assert len(children()) == 1
+    assert len(text_processes()) == 1
     return stack
 
 
@@ -109,7 +105,7 @@ async def test_answers_are_the_same_wherever_a_request_is_prepared(large: Stack)
         padded = await large.client.post(path, json=given | PAD)
         assert small.status_code == padded.status_code, (body, padded.text)
         assert stable(small) == stable(padded), body
-    assert len(children()) == 1
+    assert len(text_processes()) == 1
 
 
 @pytest.mark.parametrize("job", [CHAT, COMPLETION], ids=["chat", "completion"])
@@ -199,10 +195,10 @@ def test_strings_without_an_end_are_gone_through_once() -> None:
 
 
 async def test_a_process_that_is_killed_costs_no_request(large: Stack) -> None:
-    (first,) = children()
+    (first,) = text_processes()
     first.kill()
     assert (await large.complete(**PAD)).status_code == 200
-    (second,) = children()
+    (second,) = text_processes()
     second.suspend()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(large.complete(**PAD))
@@ -211,7 +207,7 @@ async def test_a_process_that_is_killed_costs_no_request(large: Stack) -> None:
         second.kill()
     assert task.result().status_code == 200
     assert await ends(large, "death") >= 1
-    assert len(children()) == 1
+    assert len(text_processes()) == 1
 
 
 async def ends(stack: Stack, cause: str) -> int:
@@ -226,7 +222,7 @@ async def test_a_process_that_takes_too_long_is_ended(
     monkeypatch.setattr("surestep_gateway.text.pool.REQUEST_TIMEOUT_S", 1)
     stack = await start_stack(text_processes=1)
     assert (await stack.complete(**PAD)).status_code == 200
-    (process,) = children()
+    (process,) = text_processes()
     process.suspend()
     answer = await stack.complete(**PAD)
     assert answer.status_code == 413
@@ -250,7 +246,7 @@ async def test_memory_of_a_process_is_bounded(start_stack: StartStack) -> None:
 
 
 async def test_nothing_is_begun_for_a_client_that_has_left(large: Stack) -> None:
-    (process,) = children()
+    (process,) = text_processes()
     gate = large.server.gateway.text._pool._gate
     process.suspend()
     begun = asyncio.ensure_future(large.complete(**PAD))
@@ -264,11 +260,11 @@ async def test_nothing_is_begun_for_a_client_that_has_left(large: Stack) -> None
     process.resume()
     assert (await begun).status_code == 200
     assert (await waiting[2]).status_code == 200
-    assert children() == [process]
+    assert text_processes() == [process]
 
 
 async def test_short_requests_do_not_wait_for_long_ones(large: Stack) -> None:
-    (process,) = children()
+    (process,) = text_processes()
     process.suspend()
     long = asyncio.ensure_future(large.complete(**PAD))
     await until(lambda: not large.server.gateway.text._pool._idle)
@@ -319,7 +315,7 @@ async def test_processes_start_without_the_model_folder(tmp_path: Path) -> None:
     async with stacks(folder) as start:
         stack = await start(text_processes=1)
         before = await stack.complete(prompt="hello <|im_end|>", seed=1, **PAD)
-        for process in children():
+        for process in text_processes():
             process.kill()
         shutil.rmtree(folder.parent)
         after = await stack.complete(prompt="hello <|im_end|>", seed=1, **PAD)

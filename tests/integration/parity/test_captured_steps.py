@@ -18,10 +18,9 @@ from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, Step
 from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.inputs.buckets import StepSize, make_buckets
-from surestep_worker.inputs.download import Download, Packed
-from surestep_worker.inputs.upload import Layout, _arrays, _names
 from surestep_worker.step import graphs as graphs_module
+from surestep_worker.step.buckets import StepSize, make_buckets
+from surestep_worker.step.transfer import Download, Layout, Packed, _arrays, _names
 from torch import Tensor
 
 CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True)

@@ -24,8 +24,9 @@ from support.parity.local_engine import Answer, Results
 from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import Drafter, Drafts
-from surestep_worker.step.drafting import Drafting
+from surestep_worker.drafters import Drafts
+from surestep_worker.drafters.inputs import DraftInputs, DraftShape
+from surestep_worker.step.drafting import UnreadProposals
 from torch import Tensor
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
@@ -195,13 +196,16 @@ def test_minus_one_as_an_id_is_seen(
     """Where a window has fewer drafts than places, nothing but a token may stand in these."""
     from surestep_kernels.triton_table import STEP_OPS
 
-    def unchecked(self: Drafting, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
-        state, line = self._state, slot.long()
-        ids, counts, *_ = drafter.propose(state.tokens, line, state.known[line].long(), max_drafts)
+    def unchecked(
+        self: UnreadProposals, inputs: DraftInputs, shape: DraftShape, error: Tensor
+    ) -> Drafts:
+        state, line, most = self._state, inputs.slot.long(), inputs.max_drafts
+        known = state.known[line].long()
+        ids, counts, *_ = self._drafter.propose(state.tokens, line, known, most.long())
         real = torch.arange(ids.shape[1]) < counts.unsqueeze(1)
-        return Drafts(torch.where(real, ids, -1).int(), max_drafts)
+        return Drafts(torch.where(real, ids, -1).int(), most)
 
-    monkeypatch.setattr(Drafting, "_propose", unchecked)
+    monkeypatch.setattr(UnreadProposals, "__call__", unchecked)
     TRUTH.learn(bench.truth, vocab_size=VOCAB, stop_id=EOS)
     conditions = Conditions(step_ops=STEP_OPS if column == "triton" else STEP_REFERENCE)
     some = [request for request in bench.requests if request.id == "plain@0.0"]

@@ -13,7 +13,7 @@ from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm
 from surestep_worker.layers.batch import StepBatch
-from surestep_worker.models.eagle3 import Eagle3Head
+from surestep_worker.models.eagle3.head import Eagle3Head
 
 KINDS = {
     "faulty": ("raised", "wrong id", "too many"),

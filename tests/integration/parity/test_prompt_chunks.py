@@ -19,17 +19,17 @@ from support.checkpoints.hybrid import make_tiny_hybrid
 from support.parity.bench import BLOCK_SIZE, same, step_of
 from support.parity.cases import EOS, VOCAB
 from support.parity.local_engine import Answer, LocalEngine
+from surestep_common.invariants import IntArray
 from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.table import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.ledger.plan import IntArray
-from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup.build import assemble
 from surestep_worker.startup.built import Built
+from surestep_worker.step.slots import Slots
 from torch import Tensor
 
 CHUNK = 64

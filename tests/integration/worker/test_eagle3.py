@@ -104,7 +104,7 @@ def test_a_window_of_another_width_is_seen(
     def attention(*told: Any, window: int) -> Attention:
         return Attention(*told, window=window + more)
 
-    monkeypatch.setattr("surestep_worker.models.eagle3.Attention", attention)
+    monkeypatch.setattr("surestep_worker.models.eagle3.head.Attention", attention)
     assert share_of_wrong("dense", "a window of five rows", tmp_path, monkeypatch) > 0.1
 
 

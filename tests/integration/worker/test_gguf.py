@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from support.checkpoints.gguf_files import BLOCKS, write_gguf
 from support.checkpoints.quantize import Twins
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import own_cache
 from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
 from surestep_kernels import load_kernels
@@ -62,7 +63,7 @@ IN_PARTS = {"mixed": 3}  # so many tensors in a file
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("gguf")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(own_cache(path / "cache")))
         yield path
 
 

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from support.checkpoints.gguf_files import write_gguf
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import own_cache
 from surestep_common.config import Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.gguf import model_folder
@@ -21,10 +22,10 @@ from surestep_gateway.settings.config import GatewaySettings
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.configs.llama import LlamaConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import ModelSource, load_model
+from surestep_worker.models.llama.config import LlamaConfig
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    path = own_cache(tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path
 
 
 def write(source: Path, tmp_path: Path, **metadata: Any) -> Path:

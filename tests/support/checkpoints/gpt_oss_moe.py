@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
+from surestep_worker.configs.layer_sizes import RoutedConfig
 from surestep_worker.configs.model_config import FULL_ATTENTION
 from surestep_worker.configs.rope import RopeConfig
-from surestep_worker.configs.routed import RoutedConfig
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig

@@ -15,6 +15,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.faults.run import client_of
 from support.faults.server import FaultyServer, serve_for_faults
 from support.faults.streams import Answer, Ask, Tally, differences, mix, stream
+from support.processes.commands import command
 
 SEED = 20_261_122
 Disturb = Callable[[Tally], Awaitable[Awaitable[None] | None]]  # what it returns may come later
@@ -70,14 +71,7 @@ class Abused:
 
     def children(self, module: str) -> list[psutil.Process]:
         """The launcher's that run a module: one, or none for a moment; workers by rank."""
-        return [child for child in self.launcher().children() if module in cmdline(child)]
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    """Empty for one that is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.cmdline()
-    return []
+        return [child for child in self.launcher().children() if module in command(child)]
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:

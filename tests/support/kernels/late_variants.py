@@ -23,9 +23,9 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.inputs.warm_up import EVERYTHING, _rows
-from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
 from surestep_worker.startup.build import assemble
+from surestep_worker.step.buckets import EVERYTHING, _rows
+from surestep_worker.step.plan import NO_SNAPSHOTS, Rows
 from surestep_worker.step.step import StepLauncher
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GptOssConfig

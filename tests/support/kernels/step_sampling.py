@@ -9,10 +9,10 @@ import torch
 from surestep_kernels import load_kernels
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report, StopIds
-from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.shape_logits import Positions
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_worker.inputs.upload import upload
-from surestep_worker.sampling.table import SamplingBatch, SamplingTable
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.transfer import upload
 from torch import Tensor
 
 OPS = load_kernels("cpu").step
@@ -26,11 +26,6 @@ class Rows(NamedTuple):
     length: Tensor  # i64[N]
     tokens: Tensor  # i32[S, W]
 
-    def sampling(self, table: SamplingTable) -> SamplingBatch:
-        """What they ask for."""
-        windows = np.arange(len(self.slot), dtype=np.int32)
-        return upload(table.batch(self.slot.numpy(), windows), _CPU)
-
     @property
     def window(self) -> Tensor:
         return torch.arange(len(self.slot), dtype=torch.int32)
@@ -38,8 +33,8 @@ class Rows(NamedTuple):
 
 def shape(z: Tensor, rows: Rows, table: SamplingTable) -> None:
     """Change the logits z f32[N, V] in place."""
-    sampling = rows.sampling(table)
-    shaping = Shaping(sampling.biases, sampling.penalties, sampling.forbidden)
+    windows = np.arange(len(rows.slot), dtype=np.int32)
+    shaping = upload(table.shaping(rows.slot.numpy(), windows), _CPU)
     where = Positions(rows.window, rows.slot.int(), rows.length.int(), rows.tokens)
     OPS.shape_logits(z, where, shaping)
 
@@ -50,9 +45,9 @@ def sample(
     """Choose the token at index length[n] of slot[n], from logits[n] f32[N, V], unchanged."""
     rows, z = Rows(slot, length, tokens), logits.contiguous().clone()
     shape(z, rows, table)
-    sampling = rows.sampling(table)
-    how = {"random": sampling.random, "truncated": sampling.truncated}
-    return OPS.choose(z, rows.window, length.int(), sampling.draw, **how)
+    random, truncated = table.draw_flags(slot.numpy())
+    draw = upload(table.draw(slot.numpy()), _CPU)
+    return OPS.choose(z, rows.window, length.int(), draw, random=random, truncated=truncated)
 
 
 def verify(
@@ -73,6 +68,6 @@ def verify(
     tokens = torch.zeros(num + 1, k + 2).int()
     counters = (torch.zeros(num + 1).int() for _ in range(4))
     state = SlotState(tokens, torch.zeros(1, num + 1, 1).int(), *counters)
-    stops: StopIds = Rows(slot, slot, tokens).sampling(table).stops
+    stops: StopIds = upload(table.stops(slot.numpy()), _CPU)
     proposed = DraftIds(drafts.int(), counts.int())
     return Report.of(OPS.commit_step(rows, proposed, chosen, stops, state))

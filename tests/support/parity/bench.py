@@ -255,7 +255,7 @@ class ParityBench:
 
 def step_of(runner: Runner) -> Step:
     """Steps on a device are finished as late as the depth allows."""
-    return (one_rank if runner.context.synchronous else one_rank_behind)(runner)
+    return (one_rank if runner.context.reads_freely else one_rank_behind)(runner)
 
 
 def serve(

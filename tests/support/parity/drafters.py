@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 _ABSENT = cast(Any, None)
 NO_CONTEXT = DraftContext(  # for drafters that look at tokens only
-    _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, REFERENCE, torch.device("cpu"), 0
+    _ABSENT, _ABSENT, 0, _ABSENT, _ABSENT, REFERENCE, torch.device("cpu"), 0, reads_freely=True
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 import torch
+from surestep_common.invariants import IntArray
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.table import StepOps
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
@@ -19,7 +20,6 @@ from surestep_worker.drafters.head import HeadDrafter, HeadSteps
 from surestep_worker.drafters.inputs import DraftInputs
 from surestep_worker.drafters.ngram import NgramDrafter
 from surestep_worker.drafters.temperature import DraftTemperature
-from surestep_worker.ledger.plan import IntArray
 from torch import Tensor
 
 FAILURES: Counter[str] = Counter()  # since the test emptied it
@@ -93,7 +93,7 @@ class _FaultyHeadSteps(HeadSteps):
 
 @DRAFTERS.register("faulty-mtp")
 def _faulty_mtp(config: SpeculativeConfig, context: DraftContext) -> HeadDrafter:
-    temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
+    temperature = DraftTemperature(context.num_slots, config.draft_temperature)
     return _FaultyHead(context, temperature)
 
 

@@ -22,13 +22,12 @@ from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.table import StepOps
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.drafters.inputs import DraftInputs
-from surestep_worker.ledger.plan import Rows
-from surestep_worker.ledger.slots import Slots
 from surestep_worker.step import runner
-from surestep_worker.step.drafting import Drafting
+from surestep_worker.step.drafting import Drafting, Proposals
 from surestep_worker.step.forward import ForwardPass
 from surestep_worker.step.graphs import Graphs
-from surestep_worker.step.proposals import Proposals
+from surestep_worker.step.plan import Rows
+from surestep_worker.step.slots import Slots
 from surestep_worker.step.step import StepLauncher
 
 PERTURBED_STEP = 9

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from surestep_common.invariants import NULL_BLOCK
+from surestep_common.invariants import NULL_BLOCK, IntArray
 from surestep_kernels.slot_state import SlotState
 from surestep_scheduler.core.state import SchedulerState
-from surestep_worker.ledger.plan import IntArray
 from surestep_worker.step.runner import Runner
 from surestep_worker.step.step import StepLauncher
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from support.fakes import service as stand_in_service
+from support.processes.commands import children
 from support.processes.ports import free_address
 from surestep_cli.serve.child import Child, Command
 from surestep_cli.serve.launcher import Launcher, Service, Services
@@ -85,11 +86,4 @@ class Bench:
 
 def leftovers() -> list[psutil.Process]:
     """Stand-ins that this process has started and nobody has ended."""
-    return [p for p in psutil.Process().children(recursive=True) if SCRIPT in _cmdline(p)]
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+    return children(SCRIPT, recursive=True)

@@ -131,3 +131,12 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     paths = [variables.get("PYTHONPATH", ""), *sys.path]
     inherited["SURESTEP_DEVICE"] = "cpu"  # with GPUs too: who wants one says so
     return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def own_cache(folder: Path) -> Path:
+    """Make `folder` a cache of its own, but for the compiled kernels, which take half a minute."""
+    kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surestep/kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (folder / "surestep").mkdir(parents=True, exist_ok=True)
+    (folder / "surestep" / "kernels").symlink_to(kernels)
+    return folder

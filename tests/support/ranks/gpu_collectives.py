@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from support.ranks.tensor_parallel import TIMEOUT_S, addends
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.inputs.download import Download, Packed
+from surestep_worker.step.transfer import Download, Packed
 from torch import Tensor
 
 WIDTH = 2048

@@ -1,1 +1,1 @@
-"""RankContext of the product written down a second time, plainly."""
+"""Parts of the product written down a second time, plainly."""

@@ -13,7 +13,7 @@ from support.kernels.step_sampling import sample, verify
 from surestep_proto import sampling_pb2 as pb
 from surestep_proto import worker_pb2
 from surestep_worker.drafters import Drafter
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
 
 VOCAB = 24
 

@@ -364,7 +364,7 @@ WIDE: dict[str, Any] = {
 def test_large_schemas_are_reworded_in_little_time(name: str) -> None:
     began = time.process_time()
     shown = without_lengths(widened(closed(reworded(WIDE[name]))))
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 3  # 0.3 on an idle machine; quadratic ones take minutes
     assert len(json.dumps(shown)) < 4 * len(json.dumps(WIDE[name])) + 1000
 
 

@@ -17,15 +17,20 @@ from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order, make_buckets
-from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
-from surestep_worker.inputs.download import Download, Packed
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.logprob_plan import ScoredPositions
-from surestep_worker.inputs.upload import InputBuffer, Layout, upload
-from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
-from surestep_worker.ledger.slots import Slots
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.batch import Extras, Geometry, ScoredPositions, StepColumns
+from surestep_worker.step.buckets import (
+    Bucket,
+    StepSize,
+    find_bucket,
+    in_order,
+    make_buckets,
+    padding,
+    step_size,
+)
+from surestep_worker.step.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.slots import Slots
+from surestep_worker.step.transfer import Download, InputBuffer, Layout, Packed, upload
 
 CPU = torch.device("cpu")
 STALE = 0x7F7F7F7F
@@ -48,11 +53,17 @@ def rows_of(max_drafts: list[int], prompts: list[int]) -> Rows:
 def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns[HostColumn], Geometry]:
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    sampling = SamplingTable(slots.num_slots, 100).batch(
-        geometry.window_slot, geometry.position_window
+    table = SamplingTable(slots.num_slots, 100)
+    columns = StepColumns(
+        rows=geometry.rows,
+        max_drafts=geometry.max_drafts,
+        hidden_index=geometry.hidden_index,
+        head=None,
+        position_window=geometry.position_window,
+        draw=table.draw(geometry.window_slot),
+        stops=table.stops(geometry.window_slot),
     )
-    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
+    return columns, geometry
 
 
 def make_slots(num_slots: int) -> Slots:
@@ -142,7 +153,7 @@ def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
     layout = Layout(empty, input_buffer.words)
     input_buffer.words.fill_(STALE)
     input_buffer.send(layout, columns, Extras())
-    sent = layout.columns.inputs.rows
+    sent = layout.columns.rows
     assert sent.slot.tolist() == [*geometry.rows.slot, *[9] * more]
     real = int(geometry.width.sum())
     assert sent.cu_rows.tolist() == [*geometry.rows.cu_rows, *[real] * more]

@@ -14,8 +14,8 @@ from surestep_kernels.store_kv import FP8, INT8
 from surestep_kernels.table import REFERENCE
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.configs.deepseek import DeepseekConfig
 from surestep_worker.models import ModelSource, attention_case
+from surestep_worker.models.deepseek.config import DeepseekConfig
 
 # As zai-org/GLM-5.1 is published.
 GLM: dict[str, Any] = {

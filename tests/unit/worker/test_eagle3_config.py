@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.configs.eagle3 import Eagle3Config
-from surestep_worker.configs.llama import LlamaConfig
+from surestep_worker.models.eagle3.config import Eagle3Config
+from surestep_worker.models.llama.config import LlamaConfig
 
 LAYERS = 36
 MODEL: dict[str, Any] = {

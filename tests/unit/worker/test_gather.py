@@ -8,11 +8,10 @@ from support.kernels.step_sampling import OPS
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.slot_state import DraftIds
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.slot_memory import SlotMemory
-from surestep_worker.inputs.upload import upload
-from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
-from surestep_worker.ledger.slots import Slots
+from surestep_worker.step.batch import Geometry
+from surestep_worker.step.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.step.slots import SlotMemory, Slots
+from surestep_worker.step.transfer import upload
 
 BLOCK = 4
 SEED = 5

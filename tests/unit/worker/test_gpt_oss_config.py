@@ -13,9 +13,9 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels.paged_attention.backends import choose_attention
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.mxfp4 import Mxfp4
-from surestep_worker.configs.gpt_oss import GptOssConfig
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import ModelSource, attention_case
+from surestep_worker.models.gpt_oss.config import GptOssConfig
 
 # As openai/gpt-oss-120b is published.
 PUBLISHED: dict[str, Any] = {

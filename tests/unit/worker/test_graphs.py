@@ -11,13 +11,17 @@ from typing import Any, cast
 import pytest
 import torch
 from surestep_kernels.step_columns import HostColumn
-from surestep_worker.inputs.buckets import Bucket, StepSize, make_buckets
-from surestep_worker.inputs.columns import StepColumns, padding
 from surestep_worker.step import graphs as module
-from surestep_worker.step.graphs import GraphKind, Graphs, Queued
+from surestep_worker.step.batch import StepColumns
+from surestep_worker.step.buckets import Bucket, StepSize, make_buckets, padding
+from surestep_worker.step.forward import PassOutputs
+from surestep_worker.step.graphs import GraphKind, Graphs
 
 NULL_SLOT = 8
 BUCKETS = make_buckets(NULL_SLOT, 1, 1)
+
+
+NOTHING = PassOutputs(*[cast(Any, None)] * 8)._replace(drafter_failed=False)
 
 
 class Steps:
@@ -31,12 +35,12 @@ class Steps:
     def _padding(self, bucket: Bucket) -> StepColumns[HostColumn]:
         return padding(bucket, NULL_SLOT, has_draft_head=False)
 
-    def _run(self, columns: StepColumns, kind: GraphKind) -> Queued:
+    def _run(self, columns: StepColumns, kind: GraphKind) -> PassOutputs:
         self.ran.append(kind)
         if self.breaks:
             self.lose()
             raise RuntimeError("operation not permitted when stream is capturing")
-        return Queued(cast(Any, SimpleNamespace(drafter_failed=False)), None)
+        return NOTHING
 
     def lose(self) -> None:
         """Of the device, nothing."""

@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints.hybrid import make_tiny_hybrid
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.configs.hybrid import HybridConfig
+from surestep_worker.models.hybrid.config import HybridConfig
 
 
 @pytest.fixture(scope="module")

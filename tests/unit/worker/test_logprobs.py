@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from surestep_worker.sampling.logprobs import Logprobs, columns, score
+from surestep_worker.step.logprobs import Logprobs, columns, score
 
 V = 300
 

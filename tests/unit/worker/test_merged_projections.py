@@ -6,11 +6,11 @@ import pytest
 from make_shaped_checkpoint import SHAPES
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.moe import moe_table
+from surestep_worker.models.hybrid.config import HybridConfig
 
 ROUTER, GATE, EXPERTS = "at.gate", "at.shared_expert_gate", 8
 LARGE, SMALL = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")

@@ -11,15 +11,15 @@ from support.checkpoints.published import FILES, PUBLISHED, published_tokenizer
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles, overridden
 from surestep_worker.config import WorkerSettings
-from surestep_worker.configs.deepseek import DEEPSEEK_ARCHITECTURES
-from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES
-from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES
-from surestep_worker.configs.llama import LlamaConfig as Config
 from surestep_worker.configs.model_config import FULL_ATTENTION as FULL
 from surestep_worker.configs.model_config import SLIDING_ATTENTION as SLIDING
 from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import FAMILIES, ModelConfig
+from surestep_worker.models.deepseek.config import DEEPSEEK_ARCHITECTURES
+from surestep_worker.models.hybrid.config import HYBRID_ARCHITECTURES
+from surestep_worker.models.llama.config import BACKBONES, LLAMA_ARCHITECTURES
+from surestep_worker.models.llama.config import LlamaConfig as Config
 from tokenizers import Tokenizer
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

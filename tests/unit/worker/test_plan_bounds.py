@@ -12,7 +12,7 @@ import pytest
 from surestep_common.errors import InvalidRequest
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.ledger.plan_bounds import PlanBounds
+from surestep_worker.step.plan import PlanBounds
 
 BOUNDS = PlanBounds(
     num_slots=4,

@@ -1,4 +1,4 @@
-"""RankContext of stored weights are read exactly, wherever they are cut; unserved schemes are refused."""
+"""Parts of stored weights are read exactly, wherever they are cut; unserved schemes are refused."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from support.references.sampling import choose, params, shape
 from surestep_kernels.choose import Chosen
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
 
 V, WIDTH, PROMPT = 40, 64, 9
 SEED = 20_240

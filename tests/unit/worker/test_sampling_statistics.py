@@ -11,7 +11,7 @@ from support.kernels.step_sampling import sample
 from support.references.gumbel_draw import gumbel_argmax
 from support.references.sampling import distribution, params
 from surestep_proto import sampling_pb2 as pb
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
 
 V, DRAWS = 16, 400_000
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(7)) * 1.5

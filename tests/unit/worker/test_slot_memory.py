@@ -6,11 +6,9 @@ import numpy as np
 import torch
 from surestep_kernels.write_runs import write_runs_reference
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.columns import Extras
-from surestep_worker.inputs.slot_memory import SlotMemory
-from surestep_worker.inputs.upload import upload
-from surestep_worker.ledger.plan_bounds import extend_groups
-from surestep_worker.ledger.slots import Slots
+from surestep_worker.step.batch import Extras
+from surestep_worker.step.slots import SlotMemory, Slots, extend_groups
+from surestep_worker.step.transfer import upload
 
 WINDOWS = (0, 7, 2)
 BLOCK = 4

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.errors import InternalError
-from surestep_common.invariants import NULL_BLOCK, LedgerError
+from surestep_common.invariants import NULL_BLOCK, IntArray, LedgerError
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.ledger.plan import IntArray
-from surestep_worker.ledger.slots import Slots
+from surestep_worker.step.slots import Slots
 
 
 def I(*values: int) -> IntArray:  # noqa: E743

@@ -11,7 +11,7 @@ from support.references.sampling import params
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.sampling import SamplingTable
 
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # choices, their status, drafts
 NO_STOP, ONE_STOP, MANY_STOPS = 0, 1, 2  # slots

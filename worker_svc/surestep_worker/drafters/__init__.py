@@ -7,8 +7,6 @@ from surestep_worker.drafters.base import (
     DraftContext,
     Drafter,
     Drafts,
-    KeepsState,
-    StatefulDrafter,
 )
 from surestep_worker.drafters.registry import DRAFTERS
 
@@ -18,6 +16,4 @@ __all__ = [
     "DraftContext",
     "Drafter",
     "Drafts",
-    "KeepsState",
-    "StatefulDrafter",
 ]

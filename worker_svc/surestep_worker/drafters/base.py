@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+    from surestep_common.invariants import BoolArray, IntArray
     from surestep_kernels import KernelSet
     from surestep_kernels.choose import DrawParams
     from surestep_kernels.slot_state import SlotState
@@ -14,10 +17,7 @@ if TYPE_CHECKING:
 
     from surestep_worker.cache.caches import Caches
     from surestep_worker.distributed.tensor_parallel import TensorParallel
-    from surestep_worker.ledger.plan import IntArray
-    from surestep_worker.ledger.slots import Slots
     from surestep_worker.models import Model
-    from surestep_worker.sampling.table import SamplingTable
 
     from .inputs import DraftInputs, DraftShape, HeadInputs
 
@@ -36,12 +36,13 @@ class DraftContext(NamedTuple):
 
     model: Model
     caches: Caches
-    slots: Slots
-    sampling: SamplingTable
+    num_slots: int
+    draws: Callable[[IntArray], BoolArray]  # which of slots [R] draw; the others are greedy
     tp: TensorParallel
     kernels: KernelSet
     device: torch.device
     max_draft_tokens: int
+    reads_freely: bool  # launches complete before they return: reading their outputs is free
 
 
 class Drafter(Protocol):
@@ -56,8 +57,8 @@ class Drafter(Protocol):
     ) -> Drafts:
         """Draft for every VERIFY row of a step, at its start.
 
-        Must be a function of its arguments and of committed state alone. A drafter without state
-        runs on rank 0 only.
+        Must be a function of its arguments alone. Where reading its drafts is free, it runs on
+        rank 0 only.
 
         Args:
             tokens: i32[S,W] token table.
@@ -65,15 +66,6 @@ class Drafter(Protocol):
             lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
             max_drafts: i64[R] most drafts allowed, which the returned counts never exceed.
         """
-        ...
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """A drafter with state of its own, which follows what is committed."""
-
-    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """Learn how many drafts of slots [R] were accepted. All ranks observe the same."""
         ...
 
 
@@ -98,12 +90,16 @@ class DraftSteps(Protocol):
 
 
 @runtime_checkable
-class DeviceDrafter(KeepsState, Protocol):
-    """A drafter whose work is launched with the rest of a step, on any device."""
+class DeviceDrafter(Protocol):
+    """A drafter with state of its own, whose work is launched with the rest of a step."""
 
     @property
     def looks_up(self) -> bool:
-        """Whether what repeats itself comes first, once it serves and where reading is free."""
+        """Whether it looks up what repeats itself before it drafts, once it serves."""
+        ...
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """Learn how many drafts of slots [R] were accepted. All ranks observe the same."""
         ...
 
     def serve(self) -> None:
@@ -112,16 +108,4 @@ class DeviceDrafter(KeepsState, Protocol):
 
     def on_device(self, ops: StepOps, state: SlotState) -> DraftSteps:
         """Return the drafter's part of a step, given the slots on the device and the step's ops."""
-        ...
-
-
-@runtime_checkable
-class StatefulDrafter(Drafter, KeepsState, Protocol):
-    """A drafter with state that runs on the CPU. Every rank calls it with the same arguments."""
-
-    def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
-        """Bring the state up to date for positions start..start+count-1 of slots [R], count > 0.
-
-        All of them are committed. `propose` needs the state of every committed position.
-        """
         ...

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from surestep_common.invariants import FloatArray
+from surestep_common.invariants import FloatArray, IntArray
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
@@ -25,10 +25,8 @@ from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from torch import Tensor
 
+from surestep_worker.decoder.draft_head import DraftHead
 from surestep_worker.layers.batch import GroupPages, StepBatch
-from surestep_worker.ledger.plan import IntArray
-from surestep_worker.ledger.positions import offsets
-from surestep_worker.models.draft_head import DraftHead
 
 from .base import DraftContext, Drafts
 from .inputs import DraftInputs, DraftShape, HeadInputs
@@ -48,7 +46,7 @@ class HeadDrafter:
         """`lookup` comes before the head once the rank serves: what is tried out is the head."""
         assert context.model.draft_head is not None, "the model was loaded without its draft head"
         self.head: DraftHead = context.model.draft_head
-        self._context, self._sampling, self._temperature = context, context.sampling, temperature
+        self._context, self._temperature = context, temperature
         self.lookup: NgramDrafter | None = None
         self._lookup = lookup
 
@@ -65,14 +63,14 @@ class HeadDrafter:
         return HeadSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        random = self._sampling.draws(slots)
+        random = self._context.draws(slots)
         if random.any():
             self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
 
     def factors(self, slots: IntArray) -> FloatArray:
         """Return divisors f32[R] of the logits, 1 for greedy requests."""
         factors = np.ones(len(slots), dtype=np.float32)
-        random = self._sampling.draws(slots)
+        random = self._context.draws(slots)
         if random.any():
             factors[random] = self._temperature.choose(slots[random])
         return factors
@@ -89,7 +87,7 @@ class HeadSteps:
         self._state = state._replace(block_tables=state.block_tables[:1])
         dtype, width = context.caches.kv.spec.dtype, drafter.head.width
         # Ranks that draft together run the same passes, whatever they find.
-        self._may_stop = ops.synchronous and context.tp.size == 1
+        self._may_stop = context.reads_freely and context.tp.size == 1
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
@@ -105,7 +103,7 @@ class HeadSteps:
         null_slot = len(self._state.known) - 1
         drafts = np.flatnonzero((max_drafts > 0) & (slot < null_slot))
         factors[drafts] = self._drafter.factors(slot[drafts])
-        cu = offsets(room).astype(np.int32)
+        cu = np.concatenate(([0], np.cumsum(room))).astype(np.int32)
         token_row = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return HeadInputs(token_row, cu, draw, factors)
 
@@ -145,7 +143,7 @@ class HeadSteps:
     def _found(self, slots: Tensor, room: Tensor) -> Drafts | None:
         """Return what followed last time, i32; rows for which nothing is found have no drafts."""
         lookup = self._drafter.lookup
-        if lookup is None or not self._ops.synchronous:
+        if lookup is None:
             return None
         known = self._state.known[slots].long()
         ids, counts, *_ = lookup.propose(self._state.tokens, slots, known, room.long())

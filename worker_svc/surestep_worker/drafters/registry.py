@@ -50,6 +50,7 @@ def _head(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
     from .head import HeadDrafter
     from .temperature import DraftTemperature
 
-    temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
-    lookup = _lookup(config, context) if config.looks_up else None
+    temperature = DraftTemperature(context.num_slots, config.draft_temperature)
+    looks_up = config.looks_up and context.reads_freely
+    lookup = _lookup(config, context) if looks_up else None
     return HeadDrafter(context, temperature, lookup)

@@ -9,9 +9,7 @@ accepted most often lately, some try another.
 from __future__ import annotations
 
 import numpy as np
-from surestep_common.invariants import FloatArray
-
-from surestep_worker.ledger.plan import IntArray
+from surestep_common.invariants import FloatArray, IntArray
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.4, 2.0)
 _FIRST = FACTORS.index(1.0)

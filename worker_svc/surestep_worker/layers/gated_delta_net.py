@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
-from surestep_worker.configs.hybrid import HybridConfig
+from surestep_worker.configs.layer_sizes import DeltaModelConfig
 
 from .batch import StepBatch
 from .context import LayerContext
@@ -20,7 +20,7 @@ Outputs = list[tuple[str, ShardSlice]]
 
 
 def delta_net_table(
-    to: str, at: str, config: HybridConfig, shard: Sharding, names: Set[str]
+    to: str, at: str, config: DeltaModelConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`.
 
@@ -29,7 +29,7 @@ def delta_net_table(
     these `names`, keeps both in one form. Of quantised ones the small part is often plain.
     """
     delta, width = config.delta, config.hidden_size
-    grouped = config.traits.grouped_projection
+    grouped = config.grouped_projection
     qkvz, ba = (_grouped if grouped else _separate)(at, config, shard)
     channels = [part for _, part in _separate(at, config, shard)[0][:3]]
     heads = shard.part(delta.num_v_heads)
@@ -58,7 +58,7 @@ def delta_net_table(
     }
 
 
-def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
+def _separate(at: str, config: DeltaModelConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
     """One tensor for queries, keys and values, one each for gates, betas and decays."""
     delta = config.delta
     k, v = shard.part(delta.num_k_heads, delta.k_dim), shard.part(delta.num_v_heads, delta.v_dim)
@@ -73,7 +73,7 @@ def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, 
     return [*qkv, (f"{at}in_proj_z", v)], ba
 
 
-def _grouped(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
+def _grouped(at: str, config: DeltaModelConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
     """Two tensors in which each key head's queries, keys, values and gates lie together."""
     delta = config.delta
     repeats = delta.num_v_heads // delta.num_k_heads
@@ -95,7 +95,7 @@ def _grouped(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, O
 class GatedDeltaNet:
     """One layer on one rank; its state lies in layer `cache_layer` of the recurrent cache."""
 
-    def __init__(self, to: str, context: LayerContext[HybridConfig], cache_layer: int) -> None:
+    def __init__(self, to: str, context: LayerContext[DeltaModelConfig], cache_layer: int) -> None:
         config, weights, kernels = context.config, context.weights, context.kernels
         delta, num_ranks = config.delta, context.shard.tp.size
         self._ops = kernels

@@ -19,7 +19,7 @@ from torch.nn import functional
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
-from surestep_worker.configs.deepseek import DeepseekConfig, IndexerConfig, LatentConfig
+from surestep_worker.configs.layer_sizes import IndexerConfig, LatentConfig, LatentModelConfig
 
 from .batch import GroupPages, StepBatch
 from .context import LayerContext
@@ -30,7 +30,7 @@ _EPS = 1e-6  # of the norms inside, whatever the model's: as in transformers
 
 
 def latent_attention_table(
-    to: str, at: str, config: DeepseekConfig, shard: Sharding, *, indexer: bool
+    to: str, at: str, config: LatentModelConfig, shard: Sharding, *, indexer: bool
 ) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`. Ranks share out heads; what makes
     latents and index keys is whole on every rank."""
@@ -64,7 +64,7 @@ def latent_attention_table(
 
 
 def _indexer_table(
-    to: str, at: str, config: DeepseekConfig, shard: Sharding
+    to: str, at: str, config: LatentModelConfig, shard: Sharding
 ) -> dict[str, Parameter]:
     sizes, latent, width = config.indexer, config.latent, config.hidden_size
     assert sizes is not None
@@ -120,7 +120,7 @@ def _take_transposed(weights: Weights, name: str, kernels: KernelSet) -> PackedL
 class LatentAttention:
     """One layer on one rank; its latents lie in layer `cache_layer` of the KV cache."""
 
-    def __init__(self, to: str, context: LayerContext[DeepseekConfig], cache_layer: int) -> None:
+    def __init__(self, to: str, context: LayerContext[LatentModelConfig], cache_layer: int) -> None:
         config, weights, kernels = context.config, context.weights, context.kernels
         sizes = config.latent
         assert sizes is not None
@@ -180,7 +180,7 @@ class Indexer:
     """Chooses the positions that a token attends to; the same on every rank."""
 
     def __init__(
-        self, to: str, context: LayerContext[DeepseekConfig], sizes: IndexerConfig | None
+        self, to: str, context: LayerContext[LatentModelConfig], sizes: IndexerConfig | None
     ) -> None:
         weights, kernels = context.weights, context.kernels
         assert sizes is not None

@@ -17,8 +17,12 @@ from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
-from surestep_worker.configs.routed import RoutedConfig
-from surestep_worker.configs.sparse import MoeConfig, SigmoidRouting, SparseConfig
+from surestep_worker.configs.layer_sizes import (
+    MoeConfig,
+    RoutedConfig,
+    SigmoidRouting,
+    SparseConfig,
+)
 
 from .context import LayerContext
 from .linear import Sharding, ShardSlice, are_alike, take_linear

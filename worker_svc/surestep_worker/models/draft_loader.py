@@ -14,13 +14,13 @@ from surestep_kernels.linear import INT8, Rounding
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.checkpoint.weight_store import WeightStore
-from surestep_worker.configs.eagle3 import Eagle3Config
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 
-from .eagle3 import IGNORED, Eagle3Head, parameter_table
+from .eagle3.config import Eagle3Config
+from .eagle3.head import IGNORED, Eagle3Head, parameter_table
 from .loader import Model
 from .source import CheckpointSource
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surestep_worker.decoder.family import Family
+
 from .deepseek import DEEPSEEK
-from .family import Family
 from .gpt_oss import GPT_OSS
 from .hybrid import HYBRID
 from .llama import LLAMA

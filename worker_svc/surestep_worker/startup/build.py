@@ -18,14 +18,14 @@ from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import DeviceDrafter, DraftContext, KeepsState
+from surestep_worker.drafters import DeviceDrafter, DraftContext
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
-from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
-from surestep_worker.sampling.table import SamplingTable
-from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
+from surestep_worker.step.sampling import SamplingTable
+from surestep_worker.step.slots import Slots
+from surestep_worker.step.step import RankContext
 
 from .build_log import log_facts, show_progress
 from .built import Built
@@ -208,7 +208,10 @@ def assemble(
     slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
-    for_drafter = DraftContext(model, caches, slots, sampling, tp, kernels, device, max_drafts)
+    for_drafter = DraftContext(
+        *(model, caches, slots.num_slots, sampling.draws, tp, kernels, device, max_drafts),
+        reads_freely=kernels.step.synchronous,
+    )
     drafter = make_drafter(speculation, for_drafter)
     context = RankContext(
         model=model,
@@ -251,13 +254,13 @@ def _facts(
         max_step_tokens=settings.max_step_tokens,
         drafter=drafter,
         max_draft_tokens=context.max_draft_tokens,
-        max_forced_drafts=context.most_drafts if context.synchronous else 0,
+        max_forced_drafts=context.most_drafts if context.reads_freely else 0,
         grammar_fault=context.grammars.fault,
         eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
-        drafter_has_state=isinstance(context.drafter, KeepsState),
-        drafter_looks_up=context.looks_up,
+        drafter_has_state=isinstance(context.drafter, DeviceDrafter),
+        drafter_looks_up=isinstance(context.drafter, DeviceDrafter) and context.drafter.looks_up,
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,

@@ -13,8 +13,8 @@ from surestep_worker.cache.kv_cache import CACHE_DTYPES
 from surestep_worker.checkpoint.schemes import Fp8
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.wanted_quantization import rounding_wanted
+from surestep_worker.host.threads import StepThreads
 from surestep_worker.models import ModelSource, attention_case
-from surestep_worker.step.threads import StepThreads
 
 
 def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:

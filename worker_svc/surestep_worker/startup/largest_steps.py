@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from surestep_proto import sampling_pb2, supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.drafters import KeepsState
-from surestep_worker.inputs.warm_up import EVERYTHING
-from surestep_worker.ledger.dummy_plan import add_admission, add_row
+from surestep_worker.drafters import DeviceDrafter
+from surestep_worker.step.buckets import EVERYTHING, add_admission, add_row
 from surestep_worker.step.runner import Runner
 
 _BLOCK = 1  # of every slot, everywhere: its content does not matter
@@ -76,7 +75,7 @@ class _Steps:
         result = self._run(plan)
         plan, context = self._plan(), self._runner.context
         mode, max_drafts = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
-        lag = int(isinstance(context.drafter, KeepsState) and max_drafts > 0)
+        lag = int(isinstance(context.drafter, DeviceDrafter) and max_drafts > 0)
         for slot, status in enumerate(result.status):
             if status == pb.OK:  # a model whose output is not finite is detected later
                 add_row(plan, slot, mode, 1, lag=lag, max_drafts=max_drafts, last_step=1)

@@ -18,10 +18,10 @@ import torch
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.drafters import KeepsState
-from surestep_worker.ledger.dummy_plan import add_admission, add_row
-from surestep_worker.step.rank_context import RankContext
+from surestep_worker.drafters import DeviceDrafter
+from surestep_worker.step.buckets import add_admission, add_row
 from surestep_worker.step.runner import Runner
+from surestep_worker.step.step import RankContext
 
 _CHECK_S = 0.6  # most that the check may take: a rank should be back in seconds
 _COSTS_S = 0.25  # and the costs, which the scheduler corrects by the steps that it sees
@@ -113,7 +113,7 @@ def output_is_finite(runner: Runner) -> bool:
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; others give Check(0, 0, 0)."""
     profiler = _Profiler(runner.with_own_epochs(), _CHECK_S)
-    if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
+    if not isinstance(runner.context.drafter, DeviceDrafter) or not profiler.max_rows:
         return Check(0, 0, 0)
     rows, check = min(_CHECK_ROWS, profiler.max_rows), Check(0, 0, 0)
     profiler.admit(range(rows), context=0)
@@ -237,7 +237,7 @@ class _Profiler:
         """Run one row of this mode in every slot."""
         plan, slots = self._plan(), self.context.slots
         drafting = mode == pb.VERIFY
-        stateful = drafting and isinstance(self.context.drafter, KeepsState)
+        stateful = drafting and isinstance(self.context.drafter, DeviceDrafter)
         for slot in self._slots:
             lag = int(slots.committed[slot] - slots.drafter_len[slot]) * stateful
             max_drafts = self.context.max_draft_tokens * drafting

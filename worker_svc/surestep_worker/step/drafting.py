@@ -9,28 +9,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
-from surestep_common.errors import DrafterFault, InvalidRequest
-from surestep_common.invariants import LedgerError
+from surestep_common.errors import DrafterFault, InternalError
+from surestep_common.invariants import IntArray, LedgerError
+from surestep_kernels.choose import DrawParams
 from surestep_kernels.slot_state import DraftIds, SlotState
+from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from torch import Tensor
 from torch.nn import functional
 
-from surestep_worker.drafters import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import DeviceDrafter, Drafter, Drafts
 from surestep_worker.drafters.base import DraftSteps
-from surestep_worker.drafters.inputs import DraftInputs, DraftShape
-from surestep_worker.ledger.plan import IntArray, Rows
+from surestep_worker.drafters.inputs import DraftInputs, DraftShape, HeadInputs
 
-from .proposals import Proposals, check_drafts
-from .rank_context import RankContext
+from .plan import Rows
 
 T = TypeVar("T")
+Propose = Callable[[DraftInputs, DraftShape, Tensor], Drafts]  # given the step's error word
 
 logger = logging.getLogger(__name__)
+
+
+class DraftLimits(NamedTuple):
+    """Bounds of what a drafter may propose."""
+
+    vocab_size: int
+    max_proposed: int  # drafts of a window that the drafter proposes
+    most_drafts: int  # of a window, those that its grammar forces included
 
 
 class Drafted(NamedTuple):
@@ -60,27 +71,39 @@ class Drafted(NamedTuple):
 class Drafting:
     """Runs the drafter. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(self, context: RankContext, ops: StepOps, state: SlotState) -> None:
-        """Raise InvalidRequest for a drafter with state that cannot run on the device."""
-        drafter = context.drafter
-        self._drafter, self._state = drafter, state
-        self._tp, self._device, self._synchronous = context.tp, context.device, context.synchronous
-        self._vocab_size = context.model.config.vocab_size
-        self._most_drafts = context.most_drafts
+    def __init__(
+        self,
+        drafter: Drafter | DeviceDrafter | None,
+        limits: DraftLimits,
+        ops: StepOps,
+        state: SlotState,
+        tp: TensorParallel,
+        *,
+        reads_freely: bool,
+    ) -> None:
+        """Check drafts where they can be read freely; elsewhere they stay on the device."""
+        self._limits, self._state, self._tp = limits, state, tp
+        self._stateful = drafter if isinstance(drafter, DeviceDrafter) else None
         self.head: DraftSteps | None = None
-        self._proposals: Proposals | None = None
-        self._unread: Drafter | None = None  # its proposals stay on the device
+        self._propose: Propose | None = None  # None: nothing is drafted
         if isinstance(drafter, DeviceDrafter):
             self.head = drafter.on_device(ops, state)
-        elif drafter is not None and context.synchronous:
-            self._proposals = Proposals(drafter, context, state)
-        elif isinstance(drafter, StatefulDrafter):
-            raise InvalidRequest("this drafter runs on the CPU only", param="speculative_config")
-        else:
-            self._unread = drafter
-        self.has_state = isinstance(drafter, KeepsState)  # it follows what is committed
-        self.looks_up = context.looks_up
+            self._propose = _HeadDrafts(self.head, limits, checks=reads_freely)
+        elif drafter is not None and reads_freely:
+            self._propose = Proposals(drafter, limits, state, tp)
+        elif drafter is not None:
+            self._propose = UnreadProposals(drafter, limits, state)
         self.faults = 0  # of this epoch
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the drafter follows what is committed."""
+        return self._stateful is not None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the drafter looks up what repeats itself before it drafts."""
+        return self._stateful is not None and self._stateful.looks_up
 
     def skips(self, known_faults: int) -> bool:
         """Whether a plan was made before the scheduler knew of the newest fault: it must not draft.
@@ -91,43 +114,39 @@ class Drafting:
             raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
         return known_faults < self.faults
 
+    def head_inputs(
+        self, slot: IntArray, max_drafts: IntArray, catch_up: IntArray, draw: DrawParams[HostColumn]
+    ) -> HeadInputs[HostColumn] | None:
+        """Return what a draft head is sent for rows [R]; None without one."""
+        return self.head.inputs(slot, max_drafts, catch_up, draw) if self.head is not None else None
+
     def run(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
         """Draft for every row. A drafter that fails leaves no drafts."""
         drafted = self._attempt(lambda: self._draft(inputs, shape))
         return drafted or self.nothing(len(inputs.slot), failed=True)
 
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
-        words = partial(torch.zeros, dtype=torch.int32, device=self._device)
-        drafts = DraftIds(words(num_rows, self._most_drafts), words(num_rows))
+        """Return no drafts for any row."""
+        words = partial(torch.zeros, dtype=torch.int32, device=self._state.tokens.device)
+        drafts = DraftIds(words(num_rows, self._limits.most_drafts), words(num_rows))
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1), drafts.counts)
 
     def _draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
-        drafts_unread = self._unread is not None and shape.num_drafts > 0
-        if self.head is None and self._proposals is None and not drafts_unread:
+        if self._propose is None:
             return self.nothing(len(inputs.slot))
         zeros = torch.zeros_like(inputs.max_drafts)
         catch_up, error = inputs.catch_up if self.has_state else zeros, zeros.new_zeros(1)
-        if self.head is not None:
-            assert inputs.head is not None
-            drafts = self.head.draft(inputs, inputs.head, shape, error)
-            if self._synchronous:
-                check_drafts(drafts, inputs.room, self._vocab_size)
-        elif self._proposals is not None:
-            drafts = self._proposals(inputs.slot, inputs.max_drafts, inputs.catch_up)
-        else:
-            assert self._unread is not None
-            drafts = self._propose(self._unread, inputs.slot, inputs.max_drafts)
+        drafts = self._propose(inputs, shape, error)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
-        missing = self._most_drafts - drafts.ids.shape[1]  # windows have room for forced ones, too
+        missing = self._limits.most_drafts - drafts.ids.shape[1]  # room for forced drafts
         proposed = DraftIds(functional.pad(drafts.ids, (0, missing)), drafts.counts)
         looked_up = zeros if drafts.looked_up is None else drafts.looked_up
         return Drafted(proposed, catch_up, non_finite, False, error, looked_up)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """Report to a drafter with state how many of its drafts for rows [R] were accepted."""
-        drafter, drafted = self._drafter, n_drafts > 0
-        if self.has_state and drafted.any():
-            assert isinstance(drafter, KeepsState)
+        drafter, drafted = self._stateful, n_drafts > 0
+        if drafter is not None and drafted.any():
             columns = rows.slot[drafted], n_drafts[drafted], n_accepted[drafted]
             self._attempt(lambda: drafter.observe(*columns))
 
@@ -145,10 +164,93 @@ class Drafting:
             self.faults += 1
             return None
 
-    def _propose(self, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
-        """Return what a drafter without state proposes, cut to max_drafts [R] valid ids."""
-        state, line, caps = self._state, slot.long(), max_drafts.long()
-        ids, counts, *_ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
-        real = (ids >= 0) & (ids < self._vocab_size)  # drafts end at the first invalid id
+
+class _HeadDrafts:
+    """Drafts of a draft head on the device."""
+
+    def __init__(self, head: DraftSteps, limits: DraftLimits, *, checks: bool) -> None:
+        self._head, self._limits, self._checks = head, limits, checks
+
+    def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
+        assert inputs.head is not None
+        drafts = self._head.draft(inputs, inputs.head, shape, error)
+        if self._checks:
+            check_drafts(drafts, inputs.room, self._limits.vocab_size)
+        return drafts
+
+
+class UnreadProposals:
+    """Drafts of a drafter without state that stay on the device."""
+
+    def __init__(self, drafter: Drafter, limits: DraftLimits, state: SlotState) -> None:
+        self._drafter, self._limits, self._state = drafter, limits, state
+
+    def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
+        """Return drafts cut to max_drafts [R] valid ids."""
+        if not shape.num_drafts:
+            zeros = torch.zeros_like(inputs.max_drafts)
+            return Drafts(zeros.new_zeros(len(zeros), self._limits.most_drafts), zeros)
+        state, line, caps = self._state, inputs.slot.long(), inputs.max_drafts.long()
+        ids, counts, *_ = self._drafter.propose(state.tokens, line, state.known[line].long(), caps)
+        real = (ids >= 0) & (ids < self._limits.vocab_size)  # they end at the first invalid id
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
         return Drafts(torch.where(real, ids, 0).int(), counts.int())
+
+
+class _Mark(IntEnum):
+    """What rank 0 reports to the others of a row, beside its drafts."""
+
+    FINE = 0
+    NON_FINITE = 1
+    FAILED = 2
+
+
+class Proposals:
+    """Checks what rank 0 proposes, and broadcasts it: all ranks verify the same drafts."""
+
+    def __init__(
+        self, drafter: Drafter, limits: DraftLimits, state: SlotState, tp: TensorParallel
+    ) -> None:
+        self._drafter, self._limits, self._state, self._tp = drafter, limits, state, tp
+
+    def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
+        """Return at most max_drafts drafts for each row [R].
+
+        Raises, on all ranks, when the drafter of rank 0 raises or its proposals are invalid.
+        """
+        slot, max_drafts = inputs.slot.long(), inputs.max_drafts.long()
+        packed = torch.zeros(len(slot), self._limits.max_proposed + 2, dtype=torch.int64)
+        failure = None if self._tp.rank else self._fill(slot, max_drafts, packed)
+        packed = self._tp.broadcast(packed)
+        if (packed[:, -1] == _Mark.FAILED).any():
+            raise failure or InternalError("the drafter of rank 0 failed")
+        ids, counts, marks = packed[:, :-2].int(), packed[:, -2].int(), packed[:, -1]
+        return Drafts(ids, counts, (marks == _Mark.NON_FINITE).int())
+
+    def _fill(self, slot: Tensor, max_drafts: Tensor, packed: Tensor) -> Exception | None:
+        """Fill in ids, count and mark of each row. Return the exception of a failed drafter."""
+        try:
+            drafting = max_drafts > 0
+            if drafting.any():
+                drafts = self._checked(slot[drafting], max_drafts[drafting])
+                packed[drafting, :-2], packed[drafting, -2] = drafts.ids, drafts.counts
+                if drafts.non_finite is not None:
+                    packed[drafting, -1] = drafts.non_finite * _Mark.NON_FINITE
+        except Exception as error:  # noqa: BLE001  # raised again when the other ranks know
+            packed[:, -1] = _Mark.FAILED
+            return error
+        return None
+
+    def _checked(self, slot: Tensor, max_drafts: Tensor) -> Drafts:
+        tokens, known = self._state.tokens, self._state.known[slot].long()
+        proposed = self._drafter.propose(tokens, slot, known, max_drafts)
+        check_drafts(proposed, max_drafts, self._limits.vocab_size)
+        return proposed
+
+
+def check_drafts(drafts: Drafts, max_drafts: Tensor, vocab_size: int) -> None:
+    """Raise InternalError for drafts of rows [R] beyond max_drafts or the vocabulary."""
+    if bool((drafts.counts > max_drafts).any()):
+        raise InternalError("the drafter proposed more than it may")
+    if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):
+        raise InternalError("the drafter proposed an id outside the vocabulary")

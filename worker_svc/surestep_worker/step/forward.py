@@ -1,7 +1,10 @@
-"""The part of a step that is alike in all steps of one shape: draft, gather, forward.
+"""What a step queues on the device: draft, gather, forward; then logits, choice and commit.
 
-It reads the slots and what the host has sent, and never waits for the host: a CUDA graph can hold
-it. Its outputs are small, because every graph keeps memory for them; intermediate tensors share it.
+The first part reads the slots and what the host has sent, and never waits for the host: a CUDA
+graph can hold it. Its outputs are small, because every graph keeps memory for them; intermediate
+tensors share it. Which kernels the second part runs depends on the sampling parameters. The graph
+of a whole step holds those of steps that only choose tokens from the logits as they are, in any
+way.
 """
 
 from __future__ import annotations
@@ -9,39 +12,36 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.choose import Chosen
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent_rows import RecurrentRows
+from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 
+from surestep_worker.cache.caches import Caches
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
-from surestep_worker.inputs.columns import PassInputs
-from surestep_worker.inputs.geometry import Geometry
+from surestep_worker.host.phases import Phases
 from surestep_worker.layers.batch import GroupPages, StepBatch
-from surestep_worker.sampling.table import SamplingBatch
+from surestep_worker.layers.pooling import PoolingSums
+from surestep_worker.models import Model
 
+from .batch import Extras, PooledColumns, StepColumns
 from .drafting import Drafted, Drafting
-from .phases import Phases
-from .rank_context import RankContext
+from .logprobs import score_positions
+from .transfer import Packed
 
 
-class PassShape(NamedTuple):
-    """What decides which kernels of a pass run; everything else is on the device."""
+class Shape(NamedTuple):
+    """What decides which kernels of a step run; everything else is on the device."""
 
     max_tokens: int  # of a row
-    draft: DraftShape
-
-    @classmethod
-    def of(cls, geometry: Geometry, sampling: SamplingBatch[HostColumn]) -> PassShape:
-        """Return the shape of a pass that is launched for one step alone."""
-        most_drafts = int(geometry.max_drafts.max(initial=0))
-        most_behind = int(geometry.rows.catch_up.max(initial=0))
-        draft = DraftShape(most_drafts, most_behind, sampling.random, sampling.truncated)
-        return cls(int(geometry.width.max(initial=0)), draft)
+    draft: DraftShape  # random, truncated: true of the windows' choices, too
+    max_num_logprobs: int = 0  # most alternatives of any scored position
 
 
 class PassOutputs(NamedTuple):
@@ -55,6 +55,7 @@ class PassOutputs(NamedTuple):
     hidden: Tensor  # [N + P + Q, H] final, of sampled, scored and pooled positions
     choices: Tensor  # i32[N + P + Q, L] what indexers chose for them, where ranks compare it
     error: Tensor  # i32[1] error word of slot_state
+    packed: Packed | None = None  # results for the host; None: sampling is not queued yet
 
 
 class ForwardPass:
@@ -62,30 +63,31 @@ class ForwardPass:
 
     def __init__(
         self,
-        context: RankContext,
+        model: Model,
+        caches: Caches,
         ops: StepOps,
         state: SlotState,
         drafting: Drafting,
         phases: Phases,
     ) -> None:
-        self._context, self._ops, self._state, self._drafting = context, ops, state, drafting
-        self._phases = phases
+        self._model, self._caches, self._ops, self._state = model, caches, ops, state
+        self._drafting, self._phases = drafting, phases
 
     def __call__(
-        self, inputs: PassInputs, shape: PassShape, drafted: Drafted | None = None
+        self, columns: StepColumns, shape: Shape, drafted: Drafted | None = None
     ) -> PassOutputs:
         """Queue a pass, drafting included unless `drafted` holds the drafts already."""
-        rows, kv = inputs.rows, self._context.caches.kv
+        rows, kv = columns.rows, self._caches.kv
         if drafted is None:
-            most = inputs.max_drafts
-            draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, inputs.head)
+            most = columns.max_drafts
+            draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, columns.head)
             drafted = self.draft(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
         gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        made = self._forward(rows, gathered, inputs.hidden_index, shape.max_tokens)
+        made = self._forward(rows, gathered, columns.hidden_index, shape.max_tokens)
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
         )
@@ -97,12 +99,12 @@ class ForwardPass:
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        none = torch.empty(len(hidden_index), 0, dtype=torch.int32, device=self._context.device)
+        none = torch.empty(len(hidden_index), 0, dtype=torch.int32, device=hidden_index.device)
         if not len(inputs.token_ids):  # the plan only frees slots
-            return torch.empty(0, 1, device=self._context.device), none
+            return torch.empty(0, 1, device=hidden_index.device), none
         index = hidden_index.long()
         batch = _batch(self._state, rows, inputs, index, max_tokens)
-        hidden = self._context.model.forward(batch, self._context.caches)
+        hidden = self._model.forward(batch, self._caches)
         sums = batch.choice.sums
         return hidden[index], torch.stack(sums, dim=1)[index] if sums else none
 
@@ -132,3 +134,85 @@ def _batch(
             max_tokens=max_tokens,
         ),
     )
+
+
+class SamplingPass:
+    """Queues it on the device. Not thread-safe: every call comes from the step thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        pooling: PoolingSums,
+        tp: TensorParallel,
+        ops: StepOps,
+        state: SlotState,
+        phases: Phases,
+    ) -> None:
+        self._model, self._pooling, self._tp = model, pooling, tp
+        self._ops, self._state, self._phases = ops, state, phases
+
+    def __call__(
+        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, shape: Shape
+    ) -> Packed:
+        """Queue the end of a step; return what the host reads."""
+        num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
+        scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
+        logits = self._model.logits(scored).float() if len(scored) else scored
+        vectors, label_logits = self._pool(extras.pooled, pooled)
+        self._phases.enter(pb.SAMPLING)
+        keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
+        raw = logits.clone() if keep else logits
+        chosen = self._choose(columns, outputs, logits, extras.shaping, shape)
+        report = self._ops.commit_step(
+            outputs.rows, outputs.drafts, chosen, columns.stops, self._state
+        )
+        scores = () if extras.scored is None else score_positions(
+            raw, chosen.ids, extras.scored, shape.max_num_logprobs
+        )  # fmt: skip
+        bits = self._bits(outputs)
+        pooled = vectors, label_logits
+        return Packed.of([report, outputs.error, bits, outputs.non_finite, *pooled, *scores])
+
+    def _bits(self, outputs: PassOutputs) -> Tensor:
+        """Return the number i64[1] by which ranks compare what they computed."""
+        rows, valid = outputs.rows, outputs.inputs.valid
+        bits = self._ops.fingerprint(outputs.hidden, rows, valid)
+        if not outputs.choices.shape[1]:
+            return bits
+        return bits + self._ops.fingerprint(outputs.choices, rows, valid)
+
+    def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means f32[K, H] and label logits f32[K, L] of the rows that complete a vector."""
+        nothing = torch.empty(0, 0, device=hidden.device)
+        if columns is None:
+            return nothing, nothing
+        slot, row_slot, num_tokens, last, label_ids = (column.long() for column in columns)
+        self._pooling.add(slot, hidden)
+        means = self._pooling.mean(row_slot, num_tokens)
+        if not label_ids.shape[1]:
+            return means, nothing
+        return means, self._model.logits(hidden[last]).float().gather(1, label_ids)
+
+    def _choose(
+        self,
+        columns: StepColumns,
+        outputs: PassOutputs,
+        logits: Tensor,
+        shaping: Shaping,
+        shape: Shape,
+    ) -> Chosen:
+        """Choose the token of every position. All ranks get the choice of rank 0."""
+        window, inputs = columns.position_window, outputs.inputs
+        z = logits[: len(window)]
+        if not len(window):
+            nothing = torch.zeros(0, dtype=torch.int32, device=z.device)
+            return Chosen(nothing, nothing)
+        if shaping != Shaping():
+            slot = inputs.slots[outputs.rows.position_row.long()].int()
+            where = Positions(window, slot, inputs.lengths, self._state.tokens)
+            self._ops.shape_logits(z, where, shaping)
+        chosen = self._ops.choose(
+            z, window, inputs.lengths, columns.draw,
+            random=shape.draft.random, truncated=shape.draft.truncated,
+        )  # fmt: skip
+        return Chosen._make(self._tp.broadcast(column) for column in chosen)

@@ -20,12 +20,10 @@ from surestep_common.errors import InternalError
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
-from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order
-from surestep_worker.inputs.columns import StepColumns
-from surestep_worker.inputs.download import Packed
-from surestep_worker.inputs.upload import InputBuffer, Layout, keep_pinned
-
+from .batch import StepColumns
+from .buckets import Bucket, StepSize, find_bucket, in_order
 from .forward import PassOutputs
+from .transfer import InputBuffer, Layout, keep_pinned
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +38,14 @@ class GraphKind(NamedTuple):
     whole: bool  # serves steps that only choose tokens, from the logits as they are
 
 
-class Queued(NamedTuple):
-    """The outputs of a step, or of its captured part, on the device."""
-
-    outputs: PassOutputs
-    packed: Packed | None  # results for the host; None: the rest of the step is not queued yet
-
-
 class CapturedStep(NamedTuple):
     """A step that can be replayed. On the CPU it is run again, from the same addresses."""
 
     layout: Layout
-    replay: Callable[[], Queued]
+    replay: Callable[[], PassOutputs]
 
 
-Run = Callable[[StepColumns, GraphKind], Queued]
+Run = Callable[[StepColumns, GraphKind], PassOutputs]
 
 
 class Graphs:
@@ -179,7 +170,7 @@ class Graphs:
         left = (kind for kind in self.kinds() if kind not in done and (kind.whole or parts))
         return next(left, None)
 
-    def _capture(self, run: Callable[[], Queued]) -> Callable[[], Queued]:
+    def _capture(self, run: Callable[[], PassOutputs]) -> Callable[[], PassOutputs]:
         if self._stream is None:
             return _into_place(run)
         # Not torch.cuda.graph(), which releases all free memory, the host's too, and collects
@@ -194,13 +185,13 @@ class Graphs:
                 queued = run()
             finally:
                 graph.capture_end()
-        if queued.outputs.drafter_failed:
+        if queued.drafter_failed:
             raise InternalError("the drafter failed while a step was captured")
         left, held = self._memory()
         self._shared_bytes += held - reserved
         self._own_bytes = max(self._own_bytes, free - left - (held - reserved))
 
-        def replay() -> Queued:
+        def replay() -> PassOutputs:
             graph.replay()
             return queued
 
@@ -225,18 +216,16 @@ class Graphs:
         return free, torch.cuda.memory_reserved(self._device)
 
 
-def _into_place(run: Callable[[], Queued]) -> Callable[[], Queued]:
+def _into_place(run: Callable[[], PassOutputs]) -> Callable[[], PassOutputs]:
     """Stand in for a replay on the CPU: every run leaves its outputs where the first one did."""
-    first = list[Queued]()
+    first = list[PassOutputs]()
 
-    def replay() -> Queued:
+    def replay() -> PassOutputs:
         queued = run()
         if not first:
             first.append(queued)
         _overwrite(first[0], queued)
-        failed = queued.outputs.drafter_failed
-        outputs = first[0].outputs._replace(drafter_failed=failed)
-        return first[0]._replace(outputs=outputs)
+        return first[0]._replace(drafter_failed=queued.drafter_failed)
 
     return replay
 

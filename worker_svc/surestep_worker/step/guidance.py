@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from surestep_common.invariants import Int32Array
-from surestep_kernels.shape_logits import Masks
+from surestep_common.invariants import Int32Array, IntArray
+from surestep_kernels.shape_logits import Masks, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.grammar.window import Ask, Window
-from surestep_worker.inputs.columns import Extras
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.upload import upload
-from surestep_worker.ledger.plan import IntArray, Rows
 
-from .rank_context import RankContext
+from .batch import Extras, Geometry
+from .plan import Rows
+from .transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class Guided:
         masks = self._masks(geometry)
         if masks is None:
             return extras
-        return extras._replace(masks=upload(Extras(masks=masks), device).masks)
+        sent = upload(Extras(shaping=Shaping(masks=masks)), device).shaping.masks
+        return extras._replace(shaping=extras.shaping._replace(masks=sent))
 
     def _masks(self, geometry: Geometry) -> Masks[HostColumn] | None:
         """Return the masks of a step's positions, None if no position has one."""
@@ -72,8 +73,8 @@ class Guided:
 class Guidance:
     """Follows grammars on rank 0. Every rank calls the same methods."""
 
-    def __init__(self, context: RankContext, state: SlotState) -> None:
-        self._grammars, self._state, self._tp = context.grammars, state, context.tp
+    def __init__(self, grammars: GrammarTable, state: SlotState, tp: TensorParallel) -> None:
+        self._grammars, self._state, self._tp = grammars, state, tp
         self._dummy: Window | None = None
 
     def set_dummy(self, vocab_size: int | None) -> None:

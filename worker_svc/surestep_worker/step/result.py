@@ -1,18 +1,193 @@
-"""Fills in the StepResult that reports a step."""
+"""A step between its launch and its result."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from surestep_common.invariants import FloatArray
+from surestep_common.errors import InternalError
+from surestep_common.invariants import FloatArray, IntArray, check_lengths
+from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.ledger.plan import IntArray, Rows
-from surestep_worker.ledger.positions import PooledTokens
+from surestep_worker.cache.recurrent import RecurrentCache
+
+from .batch import Geometry, PooledTokens
+from .drafting import Drafting
+from .guidance import Guided
+from .logprobs import LogprobPlan, Score
+from .order import StepOrder
+from .plan import Rows, SnapshotRequests, check_caught_up
+from .slots import Slots
+from .transfer import Download
+
+
+class LaunchedStep(NamedTuple):
+    """What the host keeps of a step until its result."""
+
+    rows: Rows
+    requested: SnapshotRequests
+    geometry: Geometry
+    logprobs: LogprobPlan | None
+    guided: Guided
+    download: Download
+    drafter_skipped: bool
+    drafter_faults: int
+    timings: pb.Timings  # those known at launch
+    launched_ns: int  # by perf_counter_ns
+
+
+class Pending(Protocol):
+    """A step that has been launched, as the step loop sees it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `finish` has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Block until the device has finished the step. Called from any thread."""
+
+    def finish(self) -> pb.StepResult:
+        """Advance the host's slots and return the result. Call it in the order of launches.
+
+        Raises LedgerError, which ends the epoch.
+        """
+
+
+class PendingStep:
+    """A step whose results are being copied to the host; implements Pending."""
+
+    def __init__(self, results: Results, plan: pb.StepPlan, launched: LaunchedStep) -> None:
+        self._results, self._plan, self._launched = results, plan, launched
+
+    @property
+    def done(self) -> bool:
+        return self._launched.download.arrived
+
+    def wait(self) -> None:
+        self._launched.download.wait()
+
+    def finish(self) -> pb.StepResult:
+        return self._results.read(self._plan, self._launched)
+
+
+class Results:
+    """Reads the results of steps: checks them, advances the host's slots, and reports them."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        recurrent: RecurrentCache | None,
+        drafting: Drafting,
+        order: StepOrder,
+        rank: int,
+    ) -> None:
+        self._slots, self._recurrent = slots, recurrent
+        self._drafting, self._order, self._rank = drafting, order, rank
+
+    def read(self, plan: pb.StepPlan, launched: LaunchedStep) -> pb.StepResult:
+        """Return the result of a plan's step that has arrived. Raises LedgerError."""
+        began_ns = time.perf_counter_ns()
+        packed, error, fingerprint, non_finite, *read = launched.download.tensors()
+        means, label_logits, *scores = read
+        if int(error):
+            raise InternalError("the device met a slot, block or position that does not exist")
+        num_rows = len(launched.rows)  # followed by padding
+        report = Report.of(packed[:num_rows].long())
+        outcome, pooled = _outcome(launched.rows, report), launched.geometry.pooled
+        vectors = pooled_vectors(pooled, means, label_logits)
+        mark_non_finite_vectors(outcome, pooled, vectors)
+        taken = self._taken(launched, report.folded.numpy())
+        self._commit(plan.step, launched, outcome, report)
+        result = self._result(plan, launched, outcome, report, int(fingerprint))
+        result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
+        self._report_snapshots(result, launched.requested, taken)
+        if self._rank == 0:
+            fill_vectors(result, outcome, pooled, vectors)
+            _fill_logprobs(result, launched, report, outcome, scores)
+        result.timings.CopyFrom(launched.timings)
+        self._order.finished(result.timings, launched.launched_ns, began_ns)
+        return result
+
+    def _taken(self, launched: LaunchedStep, folded: IntArray) -> IntArray:
+        """Return the indices of the requested snapshots that were taken."""
+        requested, slots = launched.requested, self._slots
+        after = np.zeros(slots.num_slots, dtype=np.int64)
+        after[launched.rows.slot] = folded
+        before = slots.folded[requested.slot]
+        return np.flatnonzero(
+            (before < requested.length) & (requested.length <= after[requested.slot])
+        )
+
+    def _commit(
+        self, step: int, launched: LaunchedStep, outcome: StepOutcome, report: Report
+    ) -> None:
+        slots, rows = self._slots, launched.rows
+        slots.drafter_len[rows.slot] = report.drafter_len.numpy()
+        if self._drafting.has_state and not launched.drafter_skipped:
+            check_caught_up(rows, slots)
+        consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
+        consumed[outcome.status != pb.OK] = 0
+        counts = consumed, outcome.n_accepted, outcome.n_emitted
+        slots.commit(step, rows.slot, report.folded.numpy(), *counts)
+        self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
+
+    def _result(
+        self,
+        plan: pb.StepPlan,
+        launched: LaunchedStep,
+        outcome: StepOutcome,
+        report: Report,
+        fingerprint: int,
+    ) -> pb.StepResult:
+        rows, slots = launched.rows, self._slots
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self._rank)
+        ids = emitted_ids(report.tokens, outcome.n_emitted)
+        result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
+        result.drafter_faults = launched.drafter_faults
+        result.drafter_skipped = launched.drafter_skipped
+        if self._rank == 0:
+            fill_rows(result, rows, outcome, ids)
+            launched.guided.report(result)
+            result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
+        return result
+
+    def _report_snapshots(
+        self, result: pb.StepResult, requested: SnapshotRequests, taken: IntArray
+    ) -> None:
+        if self._recurrent is not None:
+            self._recurrent.mark_taken(requested.id[taken], requested.length[taken])
+            result.snapshot_ids_taken.extend(requested.id[taken].tolist())
+
+
+def _outcome(rows: Rows, report: Report) -> StepOutcome:
+    """Return what each row did. Raises LedgerError for one that began where no plan allows."""
+    start: IntArray = report.len_before.numpy()
+    check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
+    columns = (
+        *(report.len_before, report.n_drafts, report.status),
+        *(report.n_accepted, report.n_emitted),
+    )
+    return StepOutcome(*(column.numpy() for column in columns))
+
+
+def _fill_logprobs(
+    result: pb.StepResult,
+    launched: LaunchedStep,
+    report: Report,
+    outcome: StepOutcome,
+    scores: Sequence[torch.Tensor],
+) -> None:
+    """Fill in the log-probabilities that are reported of the step, if any are."""
+    if launched.logprobs is not None:
+        window = launched.geometry.window_row
+        emitted = report.tokens[window], outcome.n_emitted[window]
+        launched.logprobs.fill(result, launched.geometry, *emitted, Score(*scores))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,10 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
-from surestep_worker.ledger.plan import Rows, most_tokens, read_rows
-from surestep_worker.ledger.plan_bounds import PlanBounds, extend_groups
-from surestep_worker.ledger.plan_check import check_rows
-
-from .pending import Pending
-from .rank_context import RankContext
-from .step import StepLauncher
+from .plan import PlanBounds, Rows, check_rows, most_tokens, read_rows
+from .result import Pending
+from .slots import extend_groups
+from .step import RankContext, StepLauncher
 
 
 class Runner:

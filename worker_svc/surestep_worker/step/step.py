@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from typing import NamedTuple
@@ -10,94 +9,218 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
+from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from surestep_kernels.write_runs import Runs
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
-from surestep_worker.drafters.inputs import DraftInputs, DraftShape, HeadInputs
-from surestep_worker.inputs.buckets import Bucket, make_buckets
-from surestep_worker.inputs.columns import (
-    Extras,
-    LaunchInputs,
-    PassInputs,
-    PooledColumns,
-    StepColumns,
-    padding,
-    step_size,
-)
-from surestep_worker.inputs.download import Download, Packed
-from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.logprob_plan import LogprobPlan
-from surestep_worker.inputs.slot_memory import SlotMemory
-from surestep_worker.inputs.upload import upload
-from surestep_worker.inputs.warm_up import EVERYTHING, warm_up_steps
-from surestep_worker.ledger.plan import (
-    NO_SNAPSHOTS,
-    IntArray,
-    Rows,
-    SnapshotRequests,
-    read_snapshots,
-    without_drafts,
-)
+from surestep_worker.cache.caches import Caches
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import DeviceDrafter, Drafter
+from surestep_worker.drafters.inputs import DraftShape
+from surestep_worker.grammar.table import GrammarTable
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.host.phases import Phases
+from surestep_worker.host.threads import StepThreads
+from surestep_worker.layers.pooling import PoolingSums
+from surestep_worker.models import Model
 
-from .drafting import Drafted, Drafting
-from .forward import ForwardPass, PassOutputs, PassShape
-from .graphs import CapturedStep, GraphKind, Graphs, Queued
-from .guidance import Guidance, Guided
-from .launched import LaunchedStep, PendingStep
-from .phases import Phases
-from .rank_context import RankContext
-from .sampling_pass import ANY_CHOICE, SamplingPass, SamplingShape
+from .batch import Extras, Geometry, LaunchInputs, PooledColumns, StepColumns
+from .buckets import EVERYTHING, Bucket, make_buckets, padding, step_size, warm_up_steps
+from .drafting import Drafting, DraftLimits
+from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
+from .graphs import GraphKind, Graphs
+from .guidance import Guidance
+from .logprobs import LogprobPlan
+from .order import Begun, DeviceFirst, HostFirst, StepOrder
+from .plan import NO_SNAPSHOTS, Rows, SnapshotRequests, read_snapshots, without_drafts
+from .result import LaunchedStep, PendingStep, Results
+from .sampling import SamplingTable
+from .slots import SlotMemory, Slots
+from .transfer import Download, upload
 
 logger = logging.getLogger(__name__)
 
 
-class _QueuedStep(NamedTuple):
-    """What the host knows of a step once it is queued on the device."""
+class RankContext(NamedTuple):
+    """The parts that steps of one rank use."""
 
-    download: Download
-    geometry: Geometry
-    logprobs: LogprobPlan | None
-    drafter_failed: bool
-    guided: Guided
+    model: Model
+    caches: Caches
+    slots: Slots
+    sampling: SamplingTable
+    grammars: GrammarTable
+    pooling: PoolingSums
+    drafter: Drafter | DeviceDrafter | None
+    max_draft_tokens: int  # that the drafter proposes for a window
+    most_drafts: int  # of a window, those that its grammar forces included
+    tp: TensorParallel
+    device: torch.device
+    heartbeat: Heartbeat
+    step_ops: StepOps
+    use_graphs: bool  # capture steps, unless outputs are read freely
+    max_step_tokens: int
+    compilations: Compilations
+    threads: StepThreads | None  # None: their number is settled
 
-
-class _Launched(NamedTuple):
-    columns: StepColumns
-    extras: Extras
-    outputs: PassOutputs
-    packed: Packed | None  # None: what follows the pass is not queued yet
+    @property
+    def reads_freely(self) -> bool:
+        """Whether launches complete before they return, so that reading their outputs is free."""
+        return self.step_ops.synchronous
 
 
 class StepLauncher:
-    """Launches the rows of plans. Runner has the same methods, and says what they do."""
+    """Launches the rows of plans. What happens in a step, in order, is in `launch` and `_run`."""
 
     def __init__(self, context: RankContext, ops: StepOps) -> None:
-        """Raise InvalidRequest for a drafter that cannot draft on the device."""
-        self.context = context
-        self._ops = ops
+        self.context, self._ops = context, ops
         self._memory = SlotMemory(context.slots, context.device)
-        if context.synchronous:
-            context.slots.share(self._memory.state.tokens[:-1])
-        self._sampling = context.sampling
-        self._drafting = Drafting(context, ops, self._memory.state)
-        self._guidance = Guidance(context, self._memory.state)
-        self._phases = Phases(context.heartbeat)
-        self._pass = ForwardPass(context, ops, self._memory.state, self._drafting, self._phases)
-        self._sample = SamplingPass(context, ops, self._memory.state, self._phases)
+        state, tp, model, drafter = self._memory.state, context.tp, context.model, context.drafter
+        self._sampling, self._phases = context.sampling, Phases(context.heartbeat)
+        limits = DraftLimits(model.config.vocab_size, context.max_draft_tokens, context.most_drafts)
+        self._drafting = Drafting(
+            drafter, limits, ops, state, tp, reads_freely=context.reads_freely
+        )
+        self._guidance = Guidance(context.grammars, state, tp)
+        self._pass = ForwardPass(model, context.caches, ops, state, self._drafting, self._phases)
+        self._sample = SamplingPass(model, context.pooling, tp, ops, state, self._phases)
+        self._order = self._make_order()
+        recurrent = context.caches.recurrent
+        self._results = Results(context.slots, recurrent, self._drafting, self._order, tp.rank)
         self._graphs: Graphs | None = None  # before `prepare`, and where nothing is captured
+
+    def _make_order(self) -> StepOrder:
+        if not self.context.reads_freely:
+            return DeviceFirst(self._guidance, self._phases)
+        self.context.slots.share(self._memory.state.tokens[:-1])
+        return HostFirst(
+            *(self._memory, self._sampling, self._drafting, self._guidance),
+            *(self._pass, self._phases, self._write),
+        )
+
+    def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
+        """Queue the rows of a plan on the device, after its differences went into the slots."""
+        self._phases.begin()
+        skipped = self._drafting.skips(plan.drafter_faults)
+        drafting = without_drafts(rows) if skipped else rows
+        launched = self._run(drafting, self._memory.differences(plan), self._requested(plan))
+        skipped = skipped or launched.drafter_skipped
+        return PendingStep(
+            self._results, plan, launched._replace(rows=rows, drafter_skipped=skipped)
+        )
+
+    def _run(
+        self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
+    ) -> LaunchedStep:
+        """Queue rows: draft, forward, mask, sample, commit, and the download of what they did."""
+        begun = self._order.begin(rows, differences)
+        params = self._sampling.logprobs
+        geometry = Geometry.of(begun.rows, self.context.slots, params.prompt, requested)
+        logprobs = LogprobPlan.of(geometry, params)
+        shape = self._shape(geometry, logprobs)
+        inputs = self._inputs(begun, geometry, logprobs)
+        sent, outputs = self._replay(inputs, geometry, rows) or self._queue(inputs, shape, begun)
+        guided = self._order.guided(begun, outputs.drafts)
+        packed = outputs.packed
+        if packed is None:
+            extras = guided.onto(sent.extras, geometry, self.context.device)
+            packed = self._sample(sent.columns, outputs, extras, shape)
+        return LaunchedStep(
+            *(rows, requested, geometry, logprobs, guided, Download(packed)),
+            drafter_skipped=outputs.drafter_failed,
+            drafter_faults=self._drafting.faults,
+            timings=self._order.launched(),
+            launched_ns=time.perf_counter_ns(),
+        )
+
+    def _shape(self, geometry: Geometry, logprobs: LogprobPlan | None) -> Shape:
+        """Return which kernels a step runs that is launched for itself."""
+        most_drafts = int(geometry.max_drafts.max(initial=0))
+        most_behind = int(geometry.rows.catch_up.max(initial=0))
+        flags = self._sampling.draw_flags(geometry.window_slot)
+        return Shape(
+            max_tokens=int(geometry.width.max(initial=0)),
+            draft=DraftShape(most_drafts, most_behind, *flags),
+            max_num_logprobs=logprobs.max_num_top if logprobs is not None else 0,
+        )
+
+    def _inputs(
+        self, begun: Begun, geometry: Geometry, logprobs: LogprobPlan | None
+    ) -> LaunchInputs[HostColumn]:
+        """Return what is sent to the device."""
+        sampling, windows, rows = self._sampling, geometry.window_slot, begun.rows
+        head = None
+        if begun.drafted is None:
+            draw = sampling.draw(rows.slot)
+            head = self._drafting.head_inputs(rows.slot, rows.max_proposed, rows.catch_up, draw)
+        columns = StepColumns(
+            rows=geometry.rows,
+            max_drafts=rows.max_proposed.astype(np.int32),
+            hidden_index=geometry.hidden_index,
+            head=head,
+            position_window=geometry.position_window,
+            draw=sampling.draw(windows),
+            stops=sampling.stops(windows),
+        )
+        extras: Extras[HostColumn] = Extras(
+            differences=begun.differences,
+            shaping=sampling.shaping(windows, geometry.position_window),
+            scored=logprobs.positions if logprobs is not None else None,
+            pooled=PooledColumns.of(geometry.pooled),
+        )
+        return LaunchInputs(columns, extras)
+
+    def _queue(
+        self, inputs: LaunchInputs[HostColumn], shape: Shape, begun: Begun
+    ) -> tuple[LaunchInputs, PassOutputs]:
+        """Queue a pass kernel by kernel."""
+        sent = upload(inputs, self.context.device)
+        self._write(sent.extras)
+        return sent, self._pass(sent.columns, shape, begun.drafted)
+
+    def _replay(
+        self, inputs: LaunchInputs[HostColumn], geometry: Geometry, rows: Rows
+    ) -> tuple[LaunchInputs, PassOutputs] | None:
+        """Replay a captured step, or the part of it that is captured; None if none fits."""
+        if self._graphs is None:
+            return None
+        columns, extras = inputs
+        whole = extras.plain and not self._guidance.concerns(rows)
+        captured = self._graphs.find(step_size(columns, geometry), whole=whole)
+        if captured is None:
+            return None
+        uploaded = self._graphs.input_buffer.send(captured.layout, columns, extras)
+        self._write(uploaded)
+        self._phases.enter(pb.FORWARD)
+        outputs = captured.replay()
+        self._phases.enter(pb.SAMPLING)
+        return LaunchInputs(captured.layout.columns, uploaded), outputs
+
+    def _write(self, extras: Extras) -> None:
+        """Apply the differences of a plan to the slots on the device."""
+        if extras.differences is not None:
+            self._ops.write_runs(self._memory.words, extras.differences)
+
+    def _requested(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
+        recurrent = self.context.caches.recurrent
+        return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
+
+    def open(self) -> None:
+        """Begin an epoch."""
+        self._drafting.faults = 0
+
+    # -- before serving, and captured steps ---------------------------------------------------
 
     def prepare(self) -> None:
         """Run every kernel on padding, so that it is compiled, and begin to capture steps."""
-        if self.context.synchronous:  # kernels of such devices are compiled beforehand
+        if self.context.reads_freely:  # kernels of such devices are compiled beforehand
             return
         began, context = time.perf_counter(), self.context
         limits = context.max_step_tokens, context.max_draft_tokens
         has_head = context.model.has_head
-        steps = warm_up_steps(context.slots, *limits, has_head=has_head)
-        for rows, sampling in steps:
+        for rows, sampling in warm_up_steps(context.slots, *limits, has_head=has_head):
             self._sampling.set_dummy(sampling)
             guides = sampling is EVERYTHING
             self._guidance.set_dummy(context.model.config.vocab_size if guides else None)
@@ -117,7 +240,7 @@ class StepLauncher:
         """
         context, width = self.context, 1 + self.context.max_draft_tokens
         buckets = make_buckets(context.slots.num_slots, width, context.max_step_tokens)
-        self._graphs = graphs = Graphs(buckets, self._padding, self._queue, context.device)
+        self._graphs = graphs = Graphs(buckets, self._padding, self._capture, context.device)
         graphs.warm_up(self._progress)
         if context.tp.size == 1:
             graphs.capture_next()
@@ -132,6 +255,16 @@ class StepLauncher:
         return padding(
             bucket, self.context.slots.num_slots, has_draft_head=self._drafting.head is not None
         )
+
+    def _capture(self, columns: StepColumns, kind: GraphKind) -> PassOutputs:
+        """Queue what is captured of a kind of step, with as many drafts as its windows hold."""
+        bucket, whole = kind
+        draft = DraftShape(bucket.window - 1, bucket.longest, random=True, truncated=True)
+        shape = Shape(bucket.longest, draft)
+        outputs = self._pass(columns, shape)
+        if not whole:
+            return outputs
+        return outputs._replace(packed=self._sample(columns, outputs, Extras(), shape))
 
     def _progress(self) -> None:
         self.context.heartbeat.progress(pb.WARMING_UP)
@@ -156,149 +289,3 @@ class StepLauncher:
     def capture_missed(self) -> None:
         if self._graphs is not None:
             self._graphs.capture_missed()
-
-    def open(self) -> None:
-        self._drafting.faults = 0
-
-    def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
-        """Queue the rows of a plan on the device, after its differences went into the slots."""
-        self._phases.begin()
-        skipped = self._drafting.skips(plan.drafter_faults)
-        drafting = without_drafts(rows) if skipped else rows
-        requested = self._requested(plan)
-        queued = self._run(drafting, self._memory.differences(plan), requested)
-        launched = LaunchedStep(
-            plan, rows, requested, queued.geometry, queued.logprobs,
-            skipped or queued.drafter_failed,
-            self._drafting.faults, queued.guided, self._timings(), time.perf_counter_ns(),
-        )  # fmt: skip
-        return PendingStep(self.context, queued.download, launched, self._drafting)
-
-    def _timings(self) -> worker_pb2.Timings:
-        timings = self._phases.timings()
-        if self.context.synchronous:
-            return timings
-        spent = timings.prepare_us + timings.forward_us + timings.sample_us
-        return worker_pb2.Timings(prepare_us=spent)
-
-    def _run(
-        self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
-    ) -> _QueuedStep:
-        drafted = guided = None
-        if self.context.synchronous:
-            drafted, differences = self._draft(rows, differences), None
-            drafts, guided = self._guidance.settle(rows, drafted.drafts)
-            drafted = drafted._replace(drafts=drafts)
-            guided = guided.with_lookups(drafts.counts, drafted.looked_up)
-            rows = dataclasses.replace(rows, max_drafts=drafted.drafts.counts.long().numpy())
-        params = self._sampling.logprobs
-        geometry = Geometry.of(rows, self.context.slots, params.prompt, requested)
-        logprobs = LogprobPlan.of(geometry, params)
-        sampling = self._sampling.batch(geometry.window_slot, geometry.position_window)
-        num_logprobs = logprobs.max_num_top if logprobs is not None else 0
-        shape = SamplingShape(sampling.random, sampling.truncated, num_logprobs)
-        inputs = self._inputs(rows, geometry)
-        columns = StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops)
-        extras: Extras[HostColumn] = Extras(
-            differences, sampling.biases, sampling.penalties, sampling.forbidden,
-            logprobs.positions if logprobs is not None else None, PooledColumns.of(geometry.pooled),
-        )  # fmt: skip
-        captured = None
-        if self._graphs is not None:
-            whole = extras.plain and not self._guidance.concerns(rows)
-            captured = self._graphs.find(step_size(columns, geometry), whole=whole)
-        if captured is None:
-            pass_shape = PassShape.of(geometry, sampling)
-            launched = self._launch(LaunchInputs(columns, extras), pass_shape, drafted)
-        else:
-            launched = self._replay(captured, columns, extras)
-        guided = guided or self._guidance.follow(rows, launched.outputs.drafts)
-        outputs, packed = launched.outputs, launched.packed
-        if packed is None:
-            uploaded = guided.onto(launched.extras, geometry, self.context.device)
-            packed = self._sample(launched.columns, outputs, uploaded, shape)
-        return _QueuedStep(Download(packed), geometry, logprobs, outputs.drafter_failed, guided)
-
-    def _draft(self, rows: Rows, differences: Runs[Int32Array] | None) -> Drafted:
-        """Draft before the windows get their room, so that missing drafts cost no computation.
-
-        The drafter sees only the rows that draft or have to catch up.
-        """
-        state, sampling = self._memory.state, self._sampling
-        extras: Extras[HostColumn] = Extras(differences)
-        self._write(upload(extras, self.context.device))
-        room = rows.max_drafts if self._drafting.looks_up else rows.max_proposed
-        busy = np.flatnonzero((room > 0) | (rows.catch_up > 0))
-        if not len(busy):
-            return self._drafting.nothing(len(rows))
-        some, line = rows.take(busy), torch.from_numpy(rows.slot[busy])
-        slot, max_drafts = some.slot, some.max_proposed
-        behind = (state.committed[line] - state.drafter_len[line]).numpy()
-        catch_up = np.minimum(some.catch_up, behind)
-        shape = DraftShape(int(max_drafts.max()), int(catch_up.max()), *sampling.draw_flags(slot))
-        head = self._head_inputs(slot, max_drafts, catch_up)
-        inputs: DraftInputs[HostColumn] = DraftInputs(
-            slot.astype(np.int32), max_drafts.astype(np.int32), room[busy].astype(np.int32),
-            catch_up.astype(np.int32), head,
-        )  # fmt: skip
-        drafted = self._pass.draft(upload(inputs, self.context.device), shape)
-        self._phases.enter(pb.PREPARING)
-        return drafted.spread(torch.from_numpy(busy), len(rows))
-
-    def _launch(
-        self,
-        inputs: LaunchInputs[HostColumn],
-        pass_shape: PassShape,
-        drafted: Drafted | None,
-    ) -> _Launched:
-        columns, extras = upload(inputs, self.context.device)
-        self._write(extras)
-        outputs = self._pass(columns.inputs, pass_shape, drafted)
-        return _Launched(columns, extras, outputs, None)
-
-    def _replay(
-        self,
-        captured: CapturedStep,
-        columns: StepColumns[HostColumn],
-        extras: Extras[HostColumn],
-    ) -> _Launched:
-        """Replay a captured step, or the part of it that is captured."""
-        assert self._graphs is not None
-        uploaded = self._graphs.input_buffer.send(captured.layout, columns, extras)
-        self._write(uploaded)
-        self._phases.enter(pb.FORWARD)
-        outputs, packed = captured.replay()
-        self._phases.enter(pb.SAMPLING)
-        return _Launched(captured.layout.columns, uploaded, outputs, packed)
-
-    def _write(self, extras: Extras) -> None:
-        """Apply the differences of a plan to the slots on the device."""
-        if extras.differences is not None:
-            self._ops.write_runs(self._memory.words, extras.differences)
-
-    def _queue(self, columns: StepColumns, kind: GraphKind) -> Queued:
-        """Queue what is captured of a kind of step, with as many drafts as its windows hold."""
-        bucket, whole = kind
-        draft = DraftShape(bucket.window - 1, bucket.longest, random=True, truncated=True)
-        outputs = self._pass(columns.inputs, PassShape(bucket.longest, draft))
-        packed = self._sample(columns, outputs, Extras(), ANY_CHOICE) if whole else None
-        return Queued(outputs, packed)
-
-    def _requested(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
-        recurrent = self.context.caches.recurrent
-        return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
-
-    def _inputs(self, rows: Rows, geometry: Geometry) -> PassInputs[HostColumn]:
-        head = None
-        if not self.context.synchronous:  # else the drafts have been made
-            head = self._head_inputs(rows.slot, rows.max_proposed, rows.catch_up)
-        most = rows.max_proposed.astype(np.int32)
-        return PassInputs(geometry.rows, most, geometry.hidden_index, head)
-
-    def _head_inputs(
-        self, slot: IntArray, max_drafts: IntArray, catch_up: IntArray
-    ) -> HeadInputs[HostColumn] | None:
-        head = self._drafting.head
-        if head is None:
-            return None
-        return head.inputs(slot, max_drafts, catch_up, self._sampling.draw(slot))

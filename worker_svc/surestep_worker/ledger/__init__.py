@@ -1,1 +1,0 @@
-"""What scheduler and rank both know: plans, slots, and the checks between them."""

@@ -1,1 +1,0 @@
-"""Sampling parameters of slots, and log-probabilities of chosen tokens."""

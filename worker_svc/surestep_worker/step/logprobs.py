@@ -1,0 +1,176 @@
+"""Log-probabilities under the model's own distribution, before penalties and temperature.
+
+They are computed for whole windows and reported for the emitted tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from surestep_common.invariants import Int32Array, IntArray
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
+from torch import Tensor
+
+from .batch import Geometry, ScoredPositions
+from .sampling import LogprobParams
+
+# Logits processed at a time: what fits a CPU's cache; on a GPU what keeps it busy, with 25 bytes or
+# so of scratch memory each.
+_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 23
+
+
+class Logprobs(NamedTuple):
+    """One entry per position, in the columns of sampling_pb2.LogprobColumns."""
+
+    row: torch.Tensor  # i64[M] index into the plan's rows
+    token_id: torch.Tensor  # i64[M]
+    logprob: torch.Tensor  # f32[M]
+    rank: torch.Tensor  # i64[M] 1 = most likely; among equals the lowest id comes first
+    num_top: torch.Tensor  # i64[M]
+    top_token_ids: torch.Tensor  # i64[sum of num_top] most likely first
+    top_logprobs: torch.Tensor  # f32[sum of num_top]
+
+    def to_proto(self) -> sampling_pb2.LogprobColumns:
+        return sampling_pb2.LogprobColumns(
+            **{name: part.tolist() for name, part in self._asdict().items()}
+        )
+
+
+class Score(NamedTuple):
+    """How likely given tokens are, and the most likely tokens of the same positions."""
+
+    logprob: torch.Tensor  # f32[M]
+    rank: torch.Tensor  # i64[M]
+    top_ids: torch.Tensor  # i64[M,width]
+    top_logprobs: torch.Tensor  # f32[M,width]
+
+
+def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
+    """Score token_id i64[M] and the `width` best tokens under logits f32[M,V]. Does not wait.
+
+    Works on a bounded number of logits at a time, which changes no bit: all ops are by row.
+    """
+    size = max(1, (_CHUNK if logits.is_cpu else _DEVICE_CHUNK) // logits.shape[1])
+    parts = [
+        _score(some, ids, width)
+        for some, ids in zip(torch.split(logits, size), torch.split(token_id, size), strict=True)
+    ]
+    return Score(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def columns(
+    row: torch.Tensor, token_id: torch.Tensor, num_top: torch.Tensor, scores: Score
+) -> Logprobs:
+    """Return one entry per position [M], with num_top[m] alternatives each."""
+    width = scores.top_ids.shape[1]
+    shown = torch.arange(width, device=row.device) < num_top.unsqueeze(1)
+    return Logprobs(
+        row, token_id, scores.logprob, scores.rank, num_top,
+        scores.top_ids[shown], scores.top_logprobs[shown],
+    )  # fmt: skip
+
+
+def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
+    token_id = token_id.unsqueeze(1)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    gap = logits.amax(dim=1, keepdim=True) - logits
+    mine = gap.gather(1, token_id)
+    ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
+    logprobs = logits.log_softmax(dim=1)
+    top_ids = top_tokens(gap, width)
+    return Score(
+        logprobs.gather(1, token_id).squeeze(1),
+        1 + ahead.sum(dim=1),
+        top_ids,
+        logprobs.gather(1, top_ids),
+    )
+
+
+class LogprobPlan(NamedTuple):
+    """Positions of a step whose log-probabilities are reported, with how many alternatives."""
+
+    positions: ScoredPositions[Int32Array]
+    window: Int32Array  # [M] of each position
+    offset: Int32Array  # [M] its index within the window
+    num_top: IntArray  # [M + P]
+
+    @classmethod
+    def of(cls, geometry: Geometry, params: LogprobParams) -> LogprobPlan | None:
+        """Return None when no request of the step has log-probabilities requested."""
+        slot, requested = geometry.window_slot, params.emitted[geometry.window_slot]
+        index, prompt = np.flatnonzero(requested[geometry.position_window]), geometry.prompt
+        num_positions = len(geometry.position_window)
+        if not len(index) and not len(prompt.row):
+            return None
+        window = geometry.position_window[index]
+        of_prompt = num_positions + np.arange(len(prompt.row))
+        at = np.concatenate((index, of_prompt)).astype(np.int32)
+        ids = prompt.token_id.astype(np.int32)
+        offset = geometry.rows.position_offset[index]
+        num_top = (
+            params.num_top[slot[window]],
+            params.num_top_prompt[prompt.slot],
+        )
+        return cls(ScoredPositions(at, ids), window, offset, np.concatenate(num_top))
+
+    @property
+    def max_num_top(self) -> int:
+        """Return the most alternatives that any position has."""
+        return int(self.num_top.max())
+
+    def fill(
+        self, result: pb.StepResult, geometry: Geometry, ids: Tensor, n_emitted: IntArray,
+        scores: Score,
+    ) -> None:  # fmt: skip
+        """Fill the columns of `result`, from ids [V, K+1] and n_emitted [V] of the windows."""
+        emitted = np.flatnonzero(self.offset < n_emitted[self.window])
+        window, offset = self.window[emitted], self.offset[emitted]
+        if len(self.offset):
+            row = torch.from_numpy(geometry.window_row[window])
+            result.logprobs.CopyFrom(
+                self._columns(row, ids[window, offset], emitted, scores).to_proto()
+            )
+        prompt = geometry.prompt
+        if len(prompt.row):
+            index = len(self.offset) + np.arange(len(prompt.row))
+            tokens = torch.from_numpy(prompt.row), torch.from_numpy(prompt.token_id)
+            result.prompt_logprobs.CopyFrom(self._columns(*tokens, index, scores).to_proto())
+
+    def _columns(self, row: Tensor, ids: Tensor, index: IntArray, scores: Score) -> Logprobs:
+        num_top = torch.from_numpy(self.num_top[index]).clamp(max=scores.top_ids.shape[1])
+        return columns(row, ids, num_top, Score(*(part[index] for part in scores)))
+
+
+def score_positions(
+    logits: Tensor, chosen: Tensor, positions: ScoredPositions, width: int
+) -> Score:
+    """Score chosen tokens [N] and tokens of prompts [P] under logits [N + P, V], on the device."""
+    num_chosen = len(positions.at) - len(positions.prompt_ids)
+    index = positions.at.long()
+    ids = torch.cat((chosen[index[:num_chosen]], positions.prompt_ids)).long()
+    return score(logits[index], ids, min(width, logits.shape[1]))
+
+
+def top_tokens(gap: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the ids i64[N,width] with the smallest gaps f32[N,V], >= 0; of equals the lowest."""
+    # One integer holds gap and id: floats that are not negative sort like their bits.
+    key = gap.view(torch.int32).long()
+    key.bitwise_left_shift_(32).bitwise_or_(torch.arange(gap.shape[1], device=gap.device))
+    head = _smallest(key, width)
+    return head & 0xFFFFFFFF
+
+
+def _smallest(key: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the `width` smallest keys of each row, ascending. May reorder `key`."""
+    if key.device.type != "cpu":
+        return key.topk(width, dim=1, largest=False, sorted=True).values
+    # numpy's partition and sort are 10 to 40 times as fast as topk and sort of torch 2.13.
+    values = key.numpy()
+    if 0 < width < values.shape[1]:
+        values.partition(width - 1, axis=1)
+    head = values[:, :width].copy()
+    head.sort(axis=1)
+    return torch.from_numpy(head)
