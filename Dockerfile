@@ -1,10 +1,9 @@
 # Images of the services: docker build --target scheduler|gateway|worker|worker-cuda .
 #
-# BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11, of which the first three take over no more
-# than Python programs and a shell need (deploy/docker/slim). All share the layers of that, of the
-# packages that every service needs, and of the project itself. They have no compiler: the C kernels
-# are compiled here, for x86-64-v3, v4 and v4 with bfloat16 (or ARMv8), and a worker takes what its
-# processor runs.
+# BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11. All images share its layers, that of the
+# packages which every service needs, and that of the project itself. The first three have no compiler:
+# the C kernels are compiled here, for x86-64-v3, v4 and v4 with bfloat16 (or ARMv8), and a worker takes
+# what its processor runs.
 #
 # For NVIDIA GPUs, with the driver from the container toolkit:
 #   docker build --target worker-cuda --build-arg TORCH_INDEX= \
@@ -13,18 +12,23 @@
 # driver than PyPI's PyTorch wants, TORCH_INDEX names an index of PyTorch's that has builds for an older CUDA.
 ARG BASE_IMAGE=python:3.11-slim
 
-# Everything that building takes and no image has.
-FROM ${BASE_IMAGE} AS tools
-RUN apt-get update && apt-get install -y --no-install-recommends --no-upgrade gcc libc6-dev binutils ca-certificates tzdata netbase \
- && (command -v python3 && python3 -c 'import venv, ensurepip' \
-     || apt-get install -y --no-install-recommends python3 python3-venv) \
- && apt-get clean && rm -rf /var/lib/apt/lists/*
+# The root is read-only in a container, so that Python's own modules are compiled here.
+FROM ${BASE_IMAGE} AS base
+RUN apt-get update && apt-get install -y --no-install-recommends --no-upgrade ca-certificates tzdata netbase \
+ && (command -v python3 || apt-get install -y --no-install-recommends python3 python3-venv) \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
+ && python3 -m compileall -q -x '/(test|tests|idlelib|lib2to3|tkinter|site-packages|dist-packages)/' \
+      "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 RUN groupadd --gid 10001 surestep \
- && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /bin/sh surestep
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /bin/sh surestep \
+ && install -d -o 10001 -g 10001 /models && install -d -m 0700 -o 10001 -g 10001 /shared
+
+# What building takes, and none of the first three has.
+FROM base AS tools
+RUN apt-get update && apt-get install -y --no-install-recommends --no-upgrade gcc libc6-dev binutils \
+ && (python3 -c 'import venv, ensurepip' || apt-get install -y --no-install-recommends python3-venv) \
+ && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY deploy/docker /docker
-RUN gcc -std=gnu11 -O2 -static -s -o /usr/local/bin/surestep-health /docker/health.c \
- && /docker/slim /slim \
- && install -d -o 10001 -g 10001 /slim/models && install -d -m 0700 -o 10001 -g 10001 /slim/shared
 
 # /opt/surestep has no pip: another one installs there.
 FROM tools AS build
@@ -36,7 +40,7 @@ COPY pyproject.toml constraints.txt scripts/requirements ./
 
 FROM build AS common-packages
 RUN ./requirements traces | grep -v ^rich > requirements.txt && $INSTALL -r requirements.txt \
- && /docker/trim /opt/surestep && mkdir /slim/opt && cp -a /opt/surestep /slim/opt && touch /stamp
+ && /docker/trim /opt/surestep && touch /stamp
 
 # /added is what all services have of it, /others what the scheduler has not.
 FROM common-packages AS project
@@ -47,8 +51,8 @@ RUN $INSTALL --no-deps . && /docker/added /stamp /added \
       lib/python3*/site-packages/surestep_kernels lib/python3*/site-packages/surestep_cli \
     | tar -C /others/opt/surestep -xf -
 
-FROM scratch AS common
-COPY --from=common-packages /slim /
+FROM base AS common
+COPY --from=common-packages /opt/surestep /opt/surestep
 COPY --from=project /added /
 ARG VERSION=0.1.0
 ARG REVISION=
@@ -57,7 +61,7 @@ LABEL org.opencontainers.image.title=Surestep \
       org.opencontainers.image.licenses=Apache-2.0 \
       org.opencontainers.image.version=$VERSION \
       org.opencontainers.image.revision=$REVISION
-ENV PATH=/opt/surestep/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+ENV PATH=/opt/surestep/bin:$PATH \
     LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 
@@ -65,7 +69,7 @@ USER 10001:10001
 FROM common AS scheduler
 ENV SURESTEP_SCHEDULER_LISTEN=0.0.0.0:50051
 EXPOSE 50051
-HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50051", "live"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50051", "live"]
 CMD ["python", "-m", "surestep_common.watchdog", "--standby", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
 
 # The command line shows no code in colours, which is all that pygments would be for.
@@ -80,7 +84,7 @@ COPY --from=project /others /
 COPY --from=gateway-packages /added /
 ENV SURESTEP_HOST=0.0.0.0 SURESTEP_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=5s --timeout=10s --start-period=1h --retries=60 CMD ["surestep-health", "http://127.0.0.1:8000/health/ready"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=1h --retries=30 CMD ["python", "-m", "surestep_common.healthcheck", "http://127.0.0.1:8000/health/ready"]
 CMD ["python", "-m", "surestep_gateway"]
 
 FROM common-packages AS worker-packages
@@ -104,7 +108,7 @@ COPY --from=worker-packages /added /
 COPY --from=kernels /kernels /
 ENV SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
 EXPOSE 50061 50071
-HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50061"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]
 
 # Triton compiles the GPU's kernels, and a C stub for each with the headers of Python, on the machine. /kernels
@@ -113,7 +117,7 @@ FROM tools AS worker-cuda
 RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
       apt-get update && apt-get install -y --no-install-recommends python3-dev \
       && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
- && install -d -o 10001 -g 10001 /models /kernels && install -d -m 0700 -o 10001 -g 10001 /shared
+ && install -d -o 10001 -g 10001 /kernels
 COPY --from=kernels /opt/surestep /opt/surestep
 RUN /opt/surestep/bin/python -c 'import sys, torch, triton; \
       sys.exit(None if torch.version.cuda else f"torch {torch.__version__} is for CPUs: see TORCH_INDEX above")'
@@ -131,5 +135,5 @@ ENV PATH=/opt/surestep/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITE
 VOLUME /kernels
 USER 10001:10001
 EXPOSE 50061 50071
-HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50061"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]

@@ -26,6 +26,7 @@ from .settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
+HEAD_TIMEOUT_S = 10.0  # for a head, and for a TLS handshake
 _CLOSE_S = 2  # for idle connections
 _BEAT_S = 0.5
 
@@ -53,7 +54,7 @@ class GatewayServer:
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
         self._timeouts = ClientTimeouts(
-            head_s=settings.head_timeout_s,
+            head_s=HEAD_TIMEOUT_S,
             keep_alive_s=settings.timeout_keep_alive,
             send_s=settings.send_timeout_s,
         )
@@ -84,7 +85,7 @@ class GatewayServer:
             self.gateway.metrics,
             limit=_most_connections(settings.max_connections),
             tls=config.ssl,
-            handshake_s=settings.head_timeout_s,
+            handshake_s=HEAD_TIMEOUT_S,
         )
         self._stopping = asyncio.Event()
 

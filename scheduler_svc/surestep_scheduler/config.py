@@ -68,17 +68,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     adaptive_draft_length: bool = Field(
         default=True, description="draft only what raises tokens per second; else always the most"
     )
-    snapshot_interval: int = Field(
-        default=64,
-        ge=1,
-        description="tokens between snapshots of recurrent state while decoding; of no effect on a "
-        "GPU in 16 bits, which takes none then",
-    )
     pipeline_depth: int = Field(
         default=1, ge=0, le=2, description="plans sent ahead of the newest result"
-    )
-    priority_aging_s: float = Field(
-        default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"
     )
     step_deadline_floor_s: float = Field(
         default=3.0,
@@ -93,15 +84,6 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=60.0,
         gt=0,
         description="seconds before a step of a new kind is given up",
-    )
-    canary_interval_s: float = Field(
-        default=10.0, ge=0, description="idle seconds after which a step is made, to see; 0 = never"
-    )
-    worker_connect_timeout_s: float = Field(
-        default=2.0, gt=0, description="seconds for one question to a worker"
-    )
-    restart_timeout_s: float = Field(
-        default=20.0, gt=0, description="seconds for a supervisor to end a rank"
     )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="seconds for open requests on SIGTERM"
@@ -157,8 +139,6 @@ class SchedulerSettings(PeerSettings, TraceSettings):
                 info.costs.us_per_context_token,
                 max_tokens=tokens,
             ),
-            snapshot_interval=self.snapshot_interval,
             enable_prefix_caching=self.enable_prefix_caching,
-            priority_aging_s=self.priority_aging_s,
             headless=info.headless,
         )

@@ -14,8 +14,6 @@ from surestep_common.rpc import Server
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 
 TOKENS_PER_DRAFTED_STEP = 4
-STRICT_TOKENS = 3  # of an answer of the strict server, at most
-_STRICT_FIELDS = {"model", "prompt", "max_tokens", "temperature", "stream"}
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -27,21 +25,6 @@ async def completions(request: web.Request) -> web.StreamResponse:
         chunk = {"choices": [{"index": 0, "text": " a", "token_ids": [7]}]}
         await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
-    return response
-
-
-async def strict_completions(request: web.Request) -> web.StreamResponse:
-    """Few tokens and no [DONE], and 422 for what is not of OpenAI's oldest fields."""
-    body = await request.json()
-    if unknown := body.keys() - _STRICT_FIELDS:
-        return web.json_response({"detail": f"unexpected fields: {unknown}"}, status=422)
-    response = web.StreamResponse()
-    await response.prepare(request)
-    num_tokens = min(body["max_tokens"], STRICT_TOKENS)
-    for index in range(num_tokens):
-        reason = "stop" if index + 1 == num_tokens else None
-        chunk = {"choices": [{"index": 0, "text": " a", "finish_reason": reason}]}
-        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     return response
 
 
@@ -93,8 +76,7 @@ def main(kind: str, port: int) -> None:
         asyncio.run(_serve_scheduler(port))
     app = web.Application(client_max_size=1 << 25)
     routes = [web.get("/v1/models", models), web.get("/health", health)]
-    answer = strict_completions if kind == "strict" else completions
-    app.add_routes([web.post("/v1/completions", answer), *routes])
+    app.add_routes([web.post("/v1/completions", completions), *routes])
     web.run_app(app, host="127.0.0.1", port=port)
 
 

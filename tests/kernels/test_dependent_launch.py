@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gpu_dependent_launch
 import pytest
 import torch
-from gpu_sizes import Case, Work
+from gpu import dependent_launch as gpu_dependent_launch
+from gpu.sizes import Case, Work
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, use_dependent_launches
 from surestep_proto import worker_pb2 as pb

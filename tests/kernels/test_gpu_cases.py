@@ -8,12 +8,11 @@ import subprocess
 import sys
 from dataclasses import fields
 from inspect import isfunction
-from pathlib import Path
 
-import gpu_cases
-import gpu_ops
 import pytest
 import torch
+from gpu import cases as gpu_cases
+from gpu import ops as gpu_ops
 from surestep_kernels import KernelSet
 from surestep_kernels.table import StepOps
 
@@ -44,7 +43,7 @@ def test_every_op_of_a_step_is_timed() -> None:
 
 
 def test_the_command_runs_without_a_device() -> None:
-    command = [sys.executable, str(Path(gpu_ops.__file__)), "--smoke", "--ops", "silu_and_mul"]
+    command = [sys.executable, "-m", "gpu.ops", "--smoke", "--ops", "silu_and_mul"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]

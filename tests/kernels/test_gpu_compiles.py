@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import surestep_kernels
-from gpu_cases import OPS
+from gpu.cases import OPS
 from support.kernels import compile_cases
 
 REPORTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_compile"

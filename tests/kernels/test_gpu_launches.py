@@ -56,7 +56,7 @@ def run(*command: str) -> list[Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.rotates(3, turn=2)
 def test_a_layer_takes_no_more_launches_than_it_may() -> None:
-    program = str(ROOT / "benchmarks/gpu_launches.py")
+    program = str(ROOT / "benchmarks/gpu/launches.py")
     found = {line["kind"]: line for line in run(program, "--batch", "1", "--kinds", *MOST)}
     assert {kind: line["layer"] for kind, line in found.items()} == MOST
     assert {line["step"] for line in found.values()} <= set(range(AROUND + 1))

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from repo.source import PACKAGES, ROOT, Source, calls, imports, product, sources, tracked
 
-_READS_ENVIRONMENT = {"common/surestep_common/config.py", "common/surestep_common/__init__.py"}
+_READS_ENVIRONMENT = {
+    "common/surestep_common/config.py",
+    "common/surestep_common/__init__.py",
+    "common/surestep_common/healthcheck.py",  # which asks whether it has to import the former
+}
 # `owner.create_task` where the owner is a TaskGroup of the function or object.
 _TASK_OWNERS = re.compile(r"^(self\.)?_?(tasks|group|task_group)\.create_task$")
 _MACHINE_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work|mnt|tmp/[a-z]+-)/?[\w.-]*")

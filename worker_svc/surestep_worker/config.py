@@ -67,14 +67,113 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class WorkerSettings(PeerSettings):
-    """Settings of a tensor-parallel rank. All ranks of a group have the same, except `rank`."""
-
-    model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
+class ModelSettings(PeerSettings):
+    """Settings of the model: what is read of it, what drafts for it, and the memory it gets."""
 
     model: ModelPath | None = Field(
         default=None, description="folder in Hugging Face format, or a GGUF file"
     )
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)] = (
+        Field(
+            default="auto",
+            description="of weights and KV cache; auto = the checkpoint's; float16 is "
+            "computed in bfloat16",
+        )
+    )
+    quantization: Annotated[str | None, BeforeValidator(_lower)] = Field(
+        default=None,
+        description="round linear weights while loading: int8, int4 (on CPUs) or fp8; or the form "
+        "that the checkpoint must have, e.g. awq",
+    )
+    generation_config: str = Field(
+        default="auto",
+        min_length=1,
+        description="source of requests' defaults: auto = the model's generation_config.json, vllm "
+        "= neutral values, or another folder",
+    )
+    override_generation_config: dict[str, Any] | None = Field(
+        default=None,
+        description='JSON, e.g. {"temperature":0.6,"max_new_tokens":512}; beats that file',
+    )
+    hf_overrides: dict[str, Any] | None = Field(
+        default=None,
+        description='JSON, what config.json should say instead, e.g. {"rope_scaling":{"rope_type":'
+        '"yarn","factor":4.0,"original_max_position_embeddings":32768}}; of embeddings: '
+        "is_matryoshka, matryoshka_dimensions",
+    )
+    max_model_len: Annotated[Count | None, BeforeValidator(_own_length)] = Field(
+        default=None,
+        ge=2,
+        description="tokens: prompt + output of one request, e.g. 32k; auto = the model's own",
+    )
+    speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_off)] = Field(
+        default=None,
+        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, the '
+        "default except for the default model",
+    )
+    require_drafter: bool = Field(
+        default=False,
+        description="do not start with an unusable draft model; otherwise nothing is drafted",
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
+        default="auto",
+        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, int8 = "
+        "int8_per_token_head (on CPUs)",
+    )
+    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
+    kv_cache_memory: float = Field(
+        default=2.0,
+        gt=0,
+        description="GiB for KV blocks on each rank; default on GPUs: what is left of "
+        "--gpu-memory-utilization",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="part of a GPU's memory for this engine, unless --kv-cache-memory is set; "
+        "nothing on CPUs",
+    )
+    num_gpu_blocks_override: int | None = Field(
+        default=None,
+        ge=2,
+        description="KV blocks of each rank, in place of what is measured",
+    )
+    snapshot_memory: float = Field(
+        default=1.0,
+        ge=0,
+        description="GiB on each rank for recurrent-state snapshots of hybrids; default on GPUs: a "
+        "fifth of the caches' room",
+    )
+
+    @field_validator("override_generation_config")
+    @classmethod
+    def _overrides_are_known(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_override(given or {})
+        return given
+
+    @property
+    def generation_folder(self) -> Path | None:
+        """Return the folder whose generation config replaces the model's, if one is given."""
+        source = self.generation_config
+        return None if source in (AUTO, NEUTRAL) else Path(source)
+
+    @property
+    def replacements(self) -> Replacements:
+        """What counts in place of what the model's folder says."""
+        given = self.hf_overrides or {}
+        left_out = set(OVERRIDES_OF_GATEWAY)
+        if "classifier_from_token" in given:  # vLLM's class for it, which has no output head
+            left_out.add("architectures")
+        config = {key: value for key, value in given.items() if key not in left_out}
+        return Replacements(self.generation_folder, config)
+
+
+class WorkerSettings(ModelSettings):
+    """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
+
+    model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
+
     device: Annotated[Literal["cpu", "cuda"], BeforeValidator(_device)] = Field(
         default="auto",
         validate_default=True,
@@ -106,44 +205,6 @@ class WorkerSettings(PeerSettings):
         description="start each kernel while the one before it ends; changes no answer; for GPUs "
         "from Hopper on",
     )
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)] = (
-        Field(
-            default="auto",
-            description="of weights and KV cache; auto = the checkpoint's; float16 is "
-            "computed in bfloat16",
-        )
-    )
-    quantization: Annotated[str | None, BeforeValidator(_lower)] = Field(
-        default=None,
-        description="round linear weights while loading: int8, int4 (on CPUs) or fp8; or the form "
-        "that the checkpoint must have, e.g. awq",
-    )
-    generation_config: str = Field(
-        default="auto",
-        min_length=1,
-        description="source of requests' defaults: auto = the model's generation_config.json, vllm "
-        "= neutral values, or another folder",
-    )
-    override_generation_config: dict[str, Any] | None = Field(
-        default=None,
-        description='JSON, e.g. {"temperature":0.6,"max_new_tokens":512}; beats that file',
-    )
-    hf_overrides: dict[str, Any] | None = Field(
-        default=None,
-        description='JSON, what config.json should say instead, e.g. {"rope_scaling":{"rope_type":'
-        '"yarn","factor":4.0,"original_max_position_embeddings":32768}}; of embeddings: '
-        "is_matryoshka, matryoshka_dimensions",
-    )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
-        default="auto",
-        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, int8 = "
-        "int8_per_token_head (on CPUs)",
-    )
-    max_model_len: Annotated[Count | None, BeforeValidator(_own_length)] = Field(
-        default=None,
-        ge=2,
-        description="tokens: prompt + output of one request, e.g. 32k; auto = the model's own",
-    )
     max_num_seqs: int = Field(
         default=128, ge=1, le=4096, description="most requests that run at once"
     )
@@ -153,45 +214,11 @@ class WorkerSettings(PeerSettings):
         description="most input tokens of a step, drafts included; default on CPUs: 512, or four "
         "for each of --max-num-seqs",
     )
-    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
-    kv_cache_memory: float = Field(
-        default=2.0,
-        gt=0,
-        description="GiB for KV blocks on each rank; default on GPUs: what is left of "
-        "--gpu-memory-utilization",
-    )
-    gpu_memory_utilization: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="part of a GPU's memory for this engine, unless --kv-cache-memory is set; "
-        "nothing on CPUs",
-    )
-    num_gpu_blocks_override: int | None = Field(
-        default=None,
-        ge=2,
-        description="KV blocks of each rank, in place of what is measured",
-    )
-    snapshot_memory: float = Field(
-        default=1.0,
-        ge=0,
-        description="GiB on each rank for recurrent-state snapshots of hybrids; default on GPUs: a "
-        "fifth of the caches' room",
-    )
     enable_expert_parallel: bool = Field(
         default=False, description="ranks share out whole experts, not the columns of each"
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="ranks that share one model"
-    )
-    speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_off)] = Field(
-        default=None,
-        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, the '
-        "default except for the default model",
-    )
-    require_drafter: bool = Field(
-        default=False,
-        description="do not start with an unusable draft model; otherwise nothing is drafted",
     )
     heartbeat_timeout_s: float = Field(
         default=3.0, gt=0, description="seconds in which an idle rank must give a sign of life"
@@ -228,28 +255,6 @@ class WorkerSettings(PeerSettings):
     tp_master: str = Field(
         default="127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
     )
-
-    @field_validator("override_generation_config")
-    @classmethod
-    def _overrides_are_known(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        check_override(given or {})
-        return given
-
-    @property
-    def generation_folder(self) -> Path | None:
-        """Return the folder whose generation config replaces the model's, if one is given."""
-        source = self.generation_config
-        return None if source in (AUTO, NEUTRAL) else Path(source)
-
-    @property
-    def replacements(self) -> Replacements:
-        """Values that replace those of the model's folder."""
-        given = self.hf_overrides or {}
-        left_out = set(OVERRIDES_OF_GATEWAY)
-        if "classifier_from_token" in given:  # vLLM's class for it, which has no output head
-            left_out.add("architectures")
-        config = {key: value for key, value in given.items() if key not in left_out}
-        return Replacements(self.generation_folder, config)
 
     @property
     def max_step_tokens(self) -> int:

@@ -53,7 +53,7 @@ securityContext:
 {{- define "surestep.rankProbe" -}}
 {{- if .exec -}}
 exec:
-  command: [surestep-health, "127.0.0.1:50100"]
+  command: [python, -m, surestep_common.healthcheck, "127.0.0.1:50100"]
 timeoutSeconds: 10
 {{- else -}}
 grpc: {port: 50100}

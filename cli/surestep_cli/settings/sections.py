@@ -13,12 +13,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Memory": (
         *("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype"),
         "block_size",
-        *("enable_prefix_caching", "snapshot_memory", "snapshot_interval"),
+        *("enable_prefix_caching", "snapshot_memory"),
         "share_prefix_cache_between_keys",
     ),
     "Steps": (
         *("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "max_queue_len"),
-        *("max_queue_tokens", "priority_aging_s"),
+        "max_queue_tokens",
     ),
     "Devices": (
         *("device", "tensor_parallel_size", "enable_expert_parallel", "cpu_threads"),
@@ -45,27 +45,18 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Limits": (
         *("max_concurrent_requests", "max_connections", "max_n", "max_body_bytes"),
-        *("max_total_body_bytes", "max_answer_bytes", "min_body_rate", "text_processes"),
-        *("text_memory_bytes", "responses_store", "responses_store_ttl", "responses_store_count"),
-        "responses_store_bytes",
+        *("max_total_body_bytes", "max_answer_bytes", "text_processes", "text_memory_bytes"),
+        *("responses_store", "responses_store_ttl", "responses_store_bytes"),
     ),
     "Timeouts": (
         *("startup_timeout_s", "drain_timeout_s", "request_timeout_s", "first_token_timeout_s"),
-        *("inter_token_timeout_s", "admission_timeout_s", "head_timeout_s", "body_timeout_s"),
-        *(
-            "timeout_keep_alive",
-            "sse_keep_alive_interval",
-            "send_timeout_s",
-            "text_timeout_s",
-            "grammar_timeout_s",
-            "chat_template_timeout_s",
-            "shutdown_delay_s",
-        ),
+        *("inter_token_timeout_s", "admission_timeout_s", "body_timeout_s", "timeout_keep_alive"),
+        *("sse_keep_alive_interval", "send_timeout_s", "chat_template_timeout_s"),
+        "shutdown_delay_s",
     ),
     "Recovery": (
         *("standby", "heartbeat_timeout_s", "load_timeout_s", "step_deadline_floor_s"),
-        *("step_deadline_ceiling_s", "step_warmup_s", "canary_interval_s", "restart_timeout_s"),
-        *("worker_connect_timeout_s", "resume_timeout_s", "max_resumes"),
+        *("step_deadline_ceiling_s", "step_warmup_s", "resume_timeout_s"),
     ),
     "Processes": (
         *("scheduler_url", "scheduler_listen", "worker_listen", "supervisor_listen", "tp_master"),

@@ -20,6 +20,7 @@ from surestep_gateway.settings.config import GatewaySettings
 
 from .browsers import check_json
 
+BYTES_PER_S = 64 << 10  # at least, of a body that takes longer than its time
 SMALL_BYTES = 64 << 10  # of every body: always have room, as the number of connections is bounded
 
 
@@ -33,7 +34,7 @@ class BodyLimits(NamedTuple):
     def of(cls, settings: GatewaySettings) -> BodyLimits:
         total = settings.max_total_body_bytes or min(1 << 30, memory_bytes() // 4)
         largest = min(settings.max_body_bytes, total + SMALL_BYTES)
-        return cls(largest, total, settings.body_timeout_s, settings.min_body_rate)
+        return cls(largest, total, settings.body_timeout_s, BYTES_PER_S)
 
 
 class Bodies:

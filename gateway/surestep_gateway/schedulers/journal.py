@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_RESUMES = 5  # in a row, of a request that gets no token in between
+
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
@@ -130,7 +132,7 @@ class Timeouts:
             first_token_s=settings.first_token_timeout_s,
             inter_token_s=settings.inter_token_timeout_s,
             resume_s=settings.resume_timeout_s,
-            max_resumes=settings.max_resumes,
+            max_resumes=MAX_RESUMES,
         )
 
 

@@ -13,7 +13,6 @@ from pydantic import (
     Field,
     FilePath,
     PositiveFloat,
-    PositiveInt,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -21,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common import addresses
-from surestep_common.config import Names, Secrets, Size, split_names
+from surestep_common.config import Names, Secrets, split_names
 from surestep_common.gguf import ModelPath
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
@@ -36,6 +35,8 @@ from surestep_gateway.parsers import (
 
 from .api_settings import ApiSettings
 from .embeddings import HfOverrides, PoolerConfig, check_keys
+from .http_settings import HttpSettings
+from .limit_settings import LimitSettings
 from .store_settings import StoreSettings
 
 SchedulerUrls = Annotated[
@@ -58,36 +59,11 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
+class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, TraceSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
 
-    host: str = Field("127.0.0.1", description="address the HTTP server listens on")
-    ssl_certfile: FilePath | None = Field(
-        None, description="PEM file: certificate of the HTTP server, which then speaks HTTPS only"
-    )
-    ssl_keyfile: FilePath | None = Field(
-        None, description="PEM file: private key of that certificate"
-    )
-    ssl_ca_certs: FilePath | None = Field(
-        None, description="PEM file: authorities whose certificates clients may show"
-    )
-    ssl_cert_reqs: int = Field(
-        0,
-        ge=0,
-        le=2,
-        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = needed, except "
-        "for health checks",
-    )
-    ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
-    port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
-    uds: Path | None = Field(
-        None, description="Unix socket the HTTP server listens on, in place of host and port"
-    )
-    root_path: str = Field(
-        "", pattern="^(/.*[^/])?$", description="path under which a proxy serves the API, e.g. /llm"
-    )
     model: ModelPath = Field(
         description="folder with tokenizer.json and the chat template, or a GGUF file"
     )
@@ -144,14 +120,6 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
     enable_auto_tool_choice: bool = Field(
         False, description="let the model call the tools of a chat; needs --tool-call-parser"
     )
-    allowed_origins: Names = Field(
-        (), description="origins whose pages may use the API in a browser (CORS); * = all"
-    )
-    allowed_methods: Names = Field(("*",), description="methods that they may use")
-    allowed_headers: Names = Field(("*",), description="headers that they may send")
-    allow_credentials: bool = Field(
-        False, description="let their browsers send cookies and client certificates"
-    )
     allow_special_tokens_in_content: bool = Field(
         False, description="read special tokens as such also in messages of users and tools"
     )
@@ -166,103 +134,6 @@ class GatewaySettings(ApiSettings, StoreSettings, TraceSettings):
         "matryoshka_dimensions; of a model that judges: classifier_from_token; and "
         "whatever the workers are given",
     )
-    max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
-    max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
-    max_body_bytes: Size = Field(32 << 20, description="largest request body")
-    max_total_body_bytes: Size | None = Field(
-        None,
-        description="bytes of request bodies in memory, less 64 KiB of each; default: 1 GiB, at "
-        "most a quarter of the memory",
-    )
-    head_timeout_s: PositiveFloat = Field(
-        10.0,
-        description="seconds for the head of a request, from the connection or its own first byte, "
-        "and for a TLS handshake",
-    )
-    timeout_keep_alive: PositiveInt = Field(
-        75,
-        description="seconds an idle connection stays open; keep it above the load "
-        "balancer's, often 60",
-    )
-    body_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds in which a request body must arrive; see --min-body-rate"
-    )
-    min_body_rate: Size = Field(
-        64 << 10, description="a body may take a second longer for every so many of its bytes"
-    )
-    sse_keep_alive_interval: float = Field(
-        15.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="seconds of silence after which a stream sends a ping; 0: never",
-    )
-    send_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds a client may leave what is sent to it unread"
-    )
-    max_connections: PositiveInt = Field(
-        1 << 14, description="open connections; fewer where there are not as many descriptors"
-    )
-    max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
-    text_processes: PositiveInt = Field(
-        4,
-        description="most processes that prepare large requests, unusual ones and grammars",
-    )
-    text_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds that a text process may take over a request"
-    )
-    grammar_timeout_s: PositiveFloat = Field(
-        0.5,
-        description="seconds that a text process may compute to check a schema, a regular "
-        "expression or a grammar",
-    )
-    text_memory_bytes: Size = Field(
-        2 << 30, description="memory that a text process may take over a request"
-    )
-    max_concurrent_requests: PositiveInt = Field(
-        1024, description="generation requests open at once; more are answered with 429"
-    )
-    request_timeout_s: PositiveFloat = Field(
-        600.0, description="seconds a request may take as a whole"
-    )
-    first_token_timeout_s: PositiveFloat = Field(
-        300.0, description="seconds until the first token of a sequence"
-    )
-    inter_token_timeout_s: PositiveFloat = Field(
-        60.0, description="seconds between two tokens of a sequence"
-    )
-    resume_timeout_s: PositiveFloat = Field(
-        60.0, description="seconds to wait for a lost scheduler before open requests fail"
-    )
-    admission_timeout_s: float = Field(
-        30.0,
-        ge=0,
-        description="seconds a new request waits for a scheduler; they begin anew when a "
-        "drain has ended",
-    )
-    max_resumes: int = Field(
-        5, ge=0, description="times in a row a request may lose its scheduler without a new token"
-    )
-    drain_timeout_s: float = Field(
-        60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
-    )
-    shutdown_delay_s: float = Field(
-        0.0,
-        ge=0,
-        description="seconds after SIGTERM in which new requests are still served, before "
-        "--drain-timeout-s begins",
-    )
-
-    @model_validator(mode="after")
-    def _certificate_has_its_key(self) -> Self:
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
-        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_ciphers):
-            raise ValueError("--ssl-ca-certs and --ssl-ciphers need --ssl-certfile")
-        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
-            raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs")
-        if self.uds is not None and self.ssl_certfile is not None:
-            raise ValueError("--uds and --ssl-certfile exclude each other")
-        return self
 
     @model_validator(mode="after")
     def _keys_are_readable(self) -> Self:

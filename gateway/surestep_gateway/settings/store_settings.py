@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import AfterValidator, Field, PositiveFloat, SecretStr
 from surestep_common.access import PeerSettings
 from surestep_common.config import Size
 
@@ -28,10 +28,6 @@ class StoreSettings(PeerSettings):
     )
     responses_store_ttl: PositiveFloat = Field(
         86400.0, description="seconds that a response is stored"
-    )
-    responses_store_count: PositiveInt = Field(
-        10_000,
-        description="responses in memory at most; beyond, the owner with most loses its oldest",
     )
     responses_store_bytes: Size = Field(
         256 << 20,

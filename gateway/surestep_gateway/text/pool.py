@@ -40,6 +40,7 @@ _IDLE_S = 60.0  # until all but a few end
 _KEPT = 2  # of them: one for the next request while another is replaced
 _LOOK_S = 0.05  # between two looks at their memory
 _NICE = 5  # of theirs: token streams have priority
+REQUEST_TIMEOUT_S = 30.0  # of a text process over a request
 _ATTEMPTS = 2  # for a request whose process dies without a reason that is known
 
 _Reply = asyncio.Future["list[bytes] | SurestepError"]
@@ -226,14 +227,14 @@ class TextPool:
             try:
                 self._busy.add(process)
                 self._working.set()
-                async with asyncio.timeout(self._settings.text_timeout_s):
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     answer = await process.ask(parts)
                 self._idle.append(process)
                 return answer
             except TimeoutError:
                 self._count("timeout")
                 raise RequestTooLarge(
-                    f"the request takes longer than {self._settings.text_timeout_s:g} s to prepare"
+                    f"the request takes longer than {REQUEST_TIMEOUT_S:g} s to prepare"
                 ) from None
             except ProcessDied as death:
                 self._blame_request(process, death)

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
 _RETRY_AFTER_S = 1.0
+_QUESTION_TIMEOUT_S = 2.0  # of one to a worker or a supervisor
+_RESTART_TIMEOUT_S = 20.0  # for a supervisor to end a rank
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
 StateListener = Callable[[scheduler_pb2.EngineState], Awaitable[None]]
@@ -225,12 +227,11 @@ class Engine:
 
     async def _try_workers(self) -> WorkerGroup:
         """Connect to all ranks for a new epoch. Raises a SurestepError unless they are ready."""
-        timeout_s = self._settings.worker_connect_timeout_s
-        statuses = await self.supervisors.statuses(timeout_s)
+        statuses = await self.supervisors.statuses(_QUESTION_TIMEOUT_S)
         self.supervisors.check_ready(statuses)
         group = WorkerGroup(self.addresses(statuses))
         try:
-            self._accept(await group.infos(timeout_s))
+            self._accept(await group.infos(_QUESTION_TIMEOUT_S))
         except BaseException:
             await group.close()
             raise
@@ -274,7 +275,6 @@ class Engine:
             wake=self._wake,
             clock=self.clock,
             activity=self.supervisors.activity,
-            canary_interval_s=self._settings.canary_interval_s,
         )
         self.waiting_for = ""
         await self._set_engine_state(scheduler_pb2.SERVING)
@@ -299,8 +299,8 @@ class Engine:
         self.waiting_for = f"epoch {state.epoch} is lost: {error}"
         await self._set_engine_state(scheduler_pb2.RECOVERING)
         pids = [info.pid for info in self.infos]
-        await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
-        statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
+        await self.supervisors.restart(str(error), pids, _RESTART_TIMEOUT_S)
+        statuses = await self.supervisors.statuses(_QUESTION_TIMEOUT_S)
         supervised = bool(self._settings.supervisor_addresses)
         cause, reason, weight = diagnose(error, self.infos, statuses, supervised=supervised)
         logger.error(

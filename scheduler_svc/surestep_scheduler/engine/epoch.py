@@ -30,6 +30,7 @@ from .workers import WorkerGroup
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 5.0
+CANARY_INTERVAL_S = 10.0  # without a token, after which one shows whether the workers live
 _CANARY_TOKENS = 16  # of a canary that is to show that the workers live
 _SEND_S = 1.0  # that workers get at least to take a plan
 _GREEDY = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
@@ -48,8 +49,7 @@ class Epoch:
     requests come and go between steps.
 
     `activity` is asked before workers that are late are given up. `incidents` that no step has
-    followed yet end with the first step. `canary_interval_s`: idle
-    seconds after which a request of its own shows whether the workers live; 0 = never.
+    followed yet end with the first step.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Epoch:
         wake: asyncio.Event,
         clock: Callable[[], float],
         activity: Callable[[], Coroutine[Any, Any, pb.Activity]],
-        canary_interval_s: float,
     ) -> None:
         self._state = state
         self._requests = requests
@@ -71,7 +70,6 @@ class Epoch:
         self._wake = wake
         self._clock = clock
         self._activity = activity
-        self._canary_interval_s = canary_interval_s
         # Whether workers that were lost are well again is not known yet.
         self._token_at = -math.inf if incidents.pending else clock()
         self._interruption: SurestepError | None = None
@@ -202,9 +200,9 @@ class Epoch:
         """Return when the workers should be asked for a token that no client reads."""
         if self._state.poison.needs_canary:
             return math.inf if CANARY in self._state.open else -math.inf
-        if self._state.open or not self._canary_interval_s:
+        if self._state.open:
             return math.inf
-        return self._token_at + self._canary_interval_s
+        return self._token_at + CANARY_INTERVAL_S
 
     def _send_canary(self, now: float) -> None:
         """Queue an ordinary request, so that what it shows holds for the others."""

@@ -124,9 +124,8 @@ async def test_names_count_unless_another_is_expected(ours: Authority) -> None:
 async def test_the_health_check_speaks_it(ours: Authority) -> None:
     async with serving(ours.settings()) as address:
         with using(ours.settings()):
-            assert await asyncio.to_thread(trouble, address) is None
-        with using(None):
-            assert await asyncio.to_thread(trouble, address)
+            assert await asyncio.to_thread(trouble, address, "", tls.current.get()) is None
+        assert await asyncio.to_thread(trouble, address)
 
 
 def test_half_a_certificate_is_refused(ours: Authority) -> None:

@@ -43,6 +43,12 @@ async def stack(start_stack: StartStack) -> Stack:
 
 
 @pytest.fixture
+def never_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request ends with the first loss of its scheduler."""
+    monkeypatch.setattr("surestep_gateway.schedulers.journal.MAX_RESUMES", 0)
+
+
+@pytest.fixture
 def thinking(thinking_model: Path) -> Tokenizer:
     """The tokenizer of `thinking_model`."""
     return Tokenizer.load(thinking_model)

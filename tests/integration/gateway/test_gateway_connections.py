@@ -131,8 +131,11 @@ async def test_a_place_is_taken_when_the_body_is_there(start_stack: StartStack) 
         writer.close()
 
 
-async def test_bodies_keep_a_least_rate(start_stack: StartStack) -> None:
-    stack = await start_stack(body_timeout_s=0.2, min_body_rate=1000)
+async def test_bodies_keep_a_least_rate(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surestep_gateway.http.bodies.BYTES_PER_S", 1000)
+    stack = await start_stack(body_timeout_s=0.2)
     answer = await talk(stack, OPEN_BODY + b"content-length: 1000\r\n\r\n{")
     assert statuses(answer) == [408]
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "timeout_error"
@@ -189,14 +192,17 @@ async def test_idle_connections_make_room_and_busy_ones_stay(start_stack: StartS
     assert (await stack.client.get("/health")).status_code == 200
 
 
-async def test_silent_tls_handshakes_end(start_stack: StartStack, tmp_path: Path) -> None:
+async def test_silent_tls_handshakes_end(
+    start_stack: StartStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surestep_gateway.server.HEAD_TIMEOUT_S", 0.3)
     authority = trustme.CA()
     made = authority.issue_cert("127.0.0.1")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made.cert_chain_pems[0].write_to_path(certificate)
     made.private_key_pem.write_to_path(key)
     files = {"ssl_certfile": certificate, "ssl_keyfile": key}
-    stack = await start_stack(**files, head_timeout_s=0.3, max_connections=3)
+    stack = await start_stack(**files, max_connections=3)
     silent = [await connect(address_of(stack)) for _ in range(8)]
     async with asyncio.timeout(10):
         for reader, writer in silent:

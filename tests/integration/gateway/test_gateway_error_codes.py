@@ -98,10 +98,10 @@ async def test_a_wrong_key(start_stack: StartStack) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
+@pytest.mark.usefixtures("never_resumes")
 async def test_codes_before_the_first_byte_and_after_it(
-    start_stack: StartStack, cause: SurestepError, kind: type[openai.APIStatusError], code: str
+    stack: Stack, cause: SurestepError, kind: type[openai.APIStatusError], code: str
 ) -> None:
-    stack = await start_stack(max_resumes=0)
     stack.scheduler.script = failing(cause)
     for stream in (False, True):
         with pytest.raises(kind) as refused:

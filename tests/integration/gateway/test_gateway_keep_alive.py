@@ -17,9 +17,12 @@ def test_idle_connections_outlive_those_of_load_balancers() -> None:
     assert GatewaySettings.model_fields["timeout_keep_alive"].default > 60
 
 
-async def test_a_kept_connection_is_used_again_and_then_closed(start_stack: StartStack) -> None:
+async def test_a_kept_connection_is_used_again_and_then_closed(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be idle for longer than the head of a request may take."""
-    stack = await start_stack(head_timeout_s=0.5, timeout_keep_alive=3)
+    monkeypatch.setattr("surestep_gateway.server.HEAD_TIMEOUT_S", 0.5)
+    stack = await start_stack(timeout_keep_alive=3)
     host, _, port = stack.server.address.rpartition(":")
     reader, writer = await connect((host, int(port)))
     clock = asyncio.get_running_loop().time

@@ -201,9 +201,9 @@ async def test_resuming_sends_what_was_delivered(stack: Stack) -> None:
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
 
 
-async def test_resuming_has_an_end(start_stack: StartStack) -> None:
+async def test_resuming_has_an_end(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence may lose any number of schedulers, but not many in a row for nothing."""
-    stack = await start_stack(max_resumes=2)
+    monkeypatch.setattr("surestep_gateway.schedulers.journal.MAX_RESUMES", 2)
 
     async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         yield start()

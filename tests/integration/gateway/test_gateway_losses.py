@@ -119,10 +119,11 @@ async def test_several_are_told_apart(start_stack: StartStack) -> None:
 
 
 async def test_a_scheduler_that_is_killed_again_and_again_fails_nobody(
-    start_stack: StartStack,
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as there are tokens in between."""
-    stack = await start_stack(admission_timeout_s=20, max_resumes=2)
+    monkeypatch.setattr("surestep_gateway.schedulers.journal.MAX_RESUMES", 2)
+    stack = await start_stack(admission_timeout_s=20)
     quiet = {seed: await ids_of(stack, seed, max_tokens=60) for seed in range(1, 5)}
     fragile = Fragile(stack, fatal_seed=None)
     async with asyncio.TaskGroup() as group:
@@ -134,8 +135,11 @@ async def test_a_scheduler_that_is_killed_again_and_again_fails_nobody(
 
 
 @pytest.mark.parametrize("most", [0, 1])
-async def test_an_operator_may_allow_no_losses(start_stack: StartStack, most: int) -> None:
-    stack = await start_stack(max_resumes=most, admission_timeout_s=20)
+async def test_losses_in_a_row_are_bounded(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("surestep_gateway.schedulers.journal.MAX_RESUMES", most)
+    stack = await start_stack(admission_timeout_s=20)
     fragile = Fragile(stack, fatal_seed=99)
     async with asyncio.TaskGroup() as group:
         life = group.create_task(fragile.live())

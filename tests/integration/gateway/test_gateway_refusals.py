@@ -285,10 +285,10 @@ async def test_bugs_show_nothing_of_themselves(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("cause", [ModelFault("not finite"), QueueFull("odd"), RuntimeError("x")])
+@pytest.mark.usefixtures("never_resumes")
 async def test_after_the_first_byte_an_error_event_and_no_done(
-    start_stack: StartStack, cause: Exception
+    stack: Stack, cause: Exception
 ) -> None:
-    stack = await start_stack(max_resumes=0)
     stack.scheduler.script = failing(cause, after=[70, 71])
     for path in BOTH:
         events = await stack.stream(path, **base(path))

@@ -129,7 +129,7 @@ async def test_a_check_that_takes_too_long_is_told(
     start_stack: StartStack, thinking_model: Path, thinking: Tokenizer
 ) -> None:
     """And nobody waits for it meanwhile."""
-    stack = await start_stack(model=thinking_model, grammar_timeout_s=0.5)
+    stack = await start_stack(model=thinking_model)
     script(stack, thinking, f'"{"a" * 60}b"')
     async with asyncio.TaskGroup() as group:
         costly = group.create_task(whole(stack, "completions", guided_json=COSTLY))
@@ -147,7 +147,7 @@ async def test_a_check_that_takes_too_long_is_told(
 async def test_one_check_of_a_request_that_takes_too_long_is_the_last(
     start_stack: StartStack, thinking_model: Path, thinking: Tokenizer
 ) -> None:
-    stack = await start_stack(model=thinking_model, grammar_timeout_s=0.5)
+    stack = await start_stack(model=thinking_model)
     script(stack, thinking, f'"{"a" * 60}b"')
     response = await stack.complete(guided_json=COSTLY, n=8)
     for choice in response.json()["choices"]:

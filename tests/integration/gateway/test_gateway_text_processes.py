@@ -216,8 +216,11 @@ async def ends(stack: Stack, cause: str) -> int:
     return int(float(text.partition(line)[2].split()[0]))
 
 
-async def test_a_process_that_takes_too_long_is_ended(start_stack: StartStack) -> None:
-    stack = await start_stack(text_processes=1, text_timeout_s=1)
+async def test_a_process_that_takes_too_long_is_ended(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surestep_gateway.text.pool.REQUEST_TIMEOUT_S", 1)
+    stack = await start_stack(text_processes=1)
     assert (await stack.complete(**PAD)).status_code == 200
     (process,) = text_processes()
     process.suspend()

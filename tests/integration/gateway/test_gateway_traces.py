@@ -73,10 +73,11 @@ async def test_a_request_joins_the_trace_of_its_caller(
     assert {metadata["tracestate"] for metadata in stack.scheduler.metadata} == {"vendor=1"}
 
 
+@pytest.mark.usefixtures("never_resumes")
 async def test_embeddings_and_errors_of_the_server(
     start_stack: StartStack, collector: Collector
 ) -> None:
-    stack = await start_stack(otlp_traces_endpoint=collector.endpoint, max_resumes=0)
+    stack = await start_stack(otlp_traces_endpoint=collector.endpoint)
     reply = await stack.client.post("/v1/embeddings", json={"input": ["a", "b"]})
     assert reply.status_code == 200
     stack.scheduler.script = failing(QueueFull("full", retry_after=1.0))

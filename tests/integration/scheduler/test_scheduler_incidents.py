@@ -299,11 +299,11 @@ async def test_results_of_a_lost_epoch_are_dropped_and_counted() -> None:
     assert stats.num_fenced_messages == 2  # as many as plans are in flight
 
 
-async def test_an_idle_worker_that_hangs_is_found() -> None:
+async def test_an_idle_worker_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surestep_scheduler.engine.epoch.CANARY_INTERVAL_S", 0.2)
     gate = Gate(epoch=1, steps=1)
     supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
-    settings = {**IMPATIENT, "canary_interval_s": 0.2}
-    async with supervisor as address, supervised(address, **settings) as client:
+    async with supervisor as address, supervised(address, **IMPATIENT) as client:
         held = await client.until(lambda stats: stats.num_slots_used == 1)  # by the canary
         assert (held.num_running, held.num_waiting, held.num_tenants) == (0, 0, 0)
         assert (await status_of(client)).num_open_requests == 0
@@ -320,7 +320,7 @@ async def test_an_idle_worker_that_hangs_is_found() -> None:
 async def test_no_canary_while_tokens_flow() -> None:
     async with (
         fake_worker(MODEL) as worker,
-        scheduler(make_settings([worker], canary_interval_s=3600)) as client,
+        scheduler(make_settings([worker])) as client,
     ):
         await everything(client)
         assert (await client.idle()).num_canaries == 0

@@ -125,10 +125,13 @@ async def test_what_has_no_meaning_is_refused_by_name(changes: dict[str, Any], p
     assert trailing(error)["surestep-param"] == param
 
 
-async def test_a_model_without_head_serves_vectors_alone_and_shows_that_it_lives() -> None:
+async def test_a_model_without_head_serves_vectors_alone_and_shows_that_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("surestep_scheduler.engine.epoch.CANARY_INTERVAL_S", 0.01)
     async with (
         fake_worker(FakeModel(headless=True, max_draft_tokens=0)) as worker,
-        scheduler(make_settings([worker], canary_interval_s=0.01)) as client,
+        scheduler(make_settings([worker])) as client,
     ):
         for refused in (make_request(1), for_a_vector(2, pooling=sampling_pb2.LABEL_LOGITS)):
             error = await code_of(client.generate(refused))

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from support.fakes.engine import FakeEngine
 from support.fakes.model import Drafter, FakeModel, StatusOf
+from surestep_common.errors import InvalidRequest
 from surestep_common.rpc import Server, status_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
@@ -114,6 +115,12 @@ class FakeWorker(WorkerServicer):
             headless=model.headless,
             stream_error=self._ended,
         )
+
+    async def Compile(
+        self, request: worker_pb2.CompileRequest, context: Any
+    ) -> worker_pb2.CompileResponse:
+        """Refuse every grammar."""
+        raise InvalidRequest("the fake model keeps to no grammar", param="grammar")
 
     async def Run(
         self, requests: AsyncIterator[worker_pb2.StepPlan], context: Any

@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from gpu_cases import MODELS, OPS, TINY, Sizes
-from gpu_sizes import Work, i32, kernels
+from gpu.cases import MODELS, OPS, TINY, Sizes
+from gpu.sizes import Work, i32, kernels
 from support.kernels.compile_expert_cases import mixtures, quantised
 from support.kernels.compile_launch import BF16, FP32, META, Launch
 from surestep_kernels import PackedLinear

@@ -9,8 +9,8 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-from gpu_sizes import kernels
-from gpu_weights import EXPERT_PACK
+from gpu.sizes import kernels
+from gpu.weights import EXPERT_PACK
 from support.kernels.compile_launch import BF16, META, Launch
 from surestep_kernels import PackedLinear
 from surestep_kernels.linear.triton import ALL_WIDTHS, ONE_WIDTH, quantized_partials

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import gpu_launches
 import torch
+from gpu import launches as gpu_launches
 from make_shaped_checkpoint import SHAPES
 from support.kernels.compile_launchers import Driver
 from surestep_proto import sampling_pb2

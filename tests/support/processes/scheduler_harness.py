@@ -29,7 +29,6 @@ def make_settings(workers: Sequence[str], **changes: Any) -> SchedulerSettings:
         "scheduler_listen": "127.0.0.1:0",
         "max_num_batched_tokens": 64,
         "drain_timeout_s": 5,
-        "canary_interval_s": 0,
     }
     return SchedulerSettings(worker_addresses=list(workers), **(values | changes))
 

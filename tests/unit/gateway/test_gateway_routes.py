@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from surestep_gateway.apis.route import DescribedRoute, Description, RuledRoute, Rules
+from surestep_gateway.apis.route import RuledRoute, Rules
 from surestep_gateway.http.admission import NO_ROUTE, Access
 
 
@@ -18,12 +16,6 @@ async def handler(request: Request) -> Response:
 
 def ruled(path: str, *, access: Access = Access.CLIENTS, counted: bool = True) -> RuledRoute:
     return RuledRoute(path, handler, methods=["POST"], access=access, counted=counted)
-
-
-@pytest.mark.parametrize("decision", [{}, {"access": Access.CLIENTS}, {"counted": True}])
-def test_a_route_without_a_decision_is_not_made(decision: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="missing"):
-        DescribedRoute("POST", "/v1/fits", handler, Description(summary=""), **decision)
 
 
 @pytest.mark.parametrize("route", [Route("/v1/fits", handler), Mount("/v1/fits", routes=[])])

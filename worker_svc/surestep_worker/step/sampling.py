@@ -23,6 +23,7 @@ Number = TypeVar("Number", np.int32, np.float32)
 
 _NEVER = np.iinfo(np.int32).max
 _NEUTRAL = pb.SamplingParams(top_p=1, repetition_penalty=1)
+_PENALTIES = [f"{column}_penalty" for column in Penalties._fields[2:]]
 
 
 class _Entry(NamedTuple):
@@ -32,7 +33,7 @@ class _Entry(NamedTuple):
     bias_ids: Int32Array
     bias_values: FloatArray
     only_those: bool  # no other token may be chosen
-    penalties: tuple[float, float, float]  # repetition, presence, frequency
+    penalties: list[float]  # in the order of the columns
     forbidden: Int32Array  # the ids of all sequences, concatenated
     lengths: Int32Array  # of each sequence
     until: Int32Array  # history length from which each is allowed
@@ -51,11 +52,7 @@ class _Entry(NamedTuple):
             bias_ids=ids,
             bias_values=values,
             only_those=bool(params.allowed_token_ids),
-            penalties=(
-                params.repetition_penalty,
-                params.presence_penalty,
-                params.frequency_penalty,
-            ),
+            penalties=[getattr(params, name) for name in _PENALTIES],
             forbidden=np.concatenate(
                 [early, *(_words(word.token_ids) for word in params.bad_words)]
             ),
@@ -84,7 +81,8 @@ class SamplingTable:
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size, lines = vocab_size, num_slots + 1
         self.logprobs = LogprobParams(num_slots)
-        self._entries = [_Entry.of(_NEUTRAL, 0)] * lines
+        self._neutral = _Entry.of(_NEUTRAL, 0)
+        self._entries = [self._neutral] * lines
         # Which slots have any of these: a step without such slots skips them.
         self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
             (4, lines), dtype=np.bool_
@@ -114,7 +112,7 @@ class SamplingTable:
     def _set(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
         self._entries[slot] = entry = _Entry.of(params, prompt_len)
         self._biased[slot] = len(entry.bias_ids)
-        self._penalised[slot] = entry.penalties != (1, 0, 0)
+        self._penalised[slot] = entry.penalties != self._neutral.penalties
         self._forbidden[slot] = len(entry.lengths)
         self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
         values = (

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.settings.config import GatewaySettings
 
+_MOST_IN_MEMORY = 10_000  # records; beyond, the owner with most loses its oldest
 RECORD_SHARE = 4  # a record takes at most this part of the memory for all
 
 
@@ -52,7 +53,7 @@ def open_store(settings: GatewaySettings) -> Store:
         return NoStore()
     if where == "memory":
         return MemoryStore(
-            most=settings.responses_store_count,
+            most=_MOST_IN_MEMORY,
             most_bytes=settings.responses_store_bytes,
             lifetime_s=settings.responses_store_ttl,
         )

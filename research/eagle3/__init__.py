@@ -1,0 +1,1 @@
+"""The parts of research/train_eagle3.py."""

@@ -1,0 +1,1 @@
+"""The parts of research/train_tiny_hybrid.py."""

@@ -1,1 +1,0 @@
-"""The parts of tools/train_eagle3.py."""
