@@ -160,7 +160,7 @@ class ModelSettings(PeerSettings):
 
     @property
     def replacements(self) -> Replacements:
-        """What counts in place of what the model's folder says."""
+        """Return the values that replace those of the model's folder."""
         given = self.hf_overrides or {}
         left_out = set(OVERRIDES_OF_GATEWAY)
         if "classifier_from_token" in given:  # vLLM's class for it, which has no output head
@@ -170,7 +170,7 @@ class ModelSettings(PeerSettings):
 
 
 class WorkerSettings(ModelSettings):
-    """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
+    """Settings of a tensor-parallel rank. All ranks of a group have the same, except `rank`."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 

@@ -23,7 +23,7 @@ _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 23
 
 
 class Logprobs(NamedTuple):
-    """One entry per position, in the columns of sampling_pb2.LogprobColumns."""
+    """Entries, one per position, in the columns of sampling_pb2.LogprobColumns."""
 
     row: torch.Tensor  # i64[M] index into the plan's rows
     token_id: torch.Tensor  # i64[M]
@@ -40,7 +40,7 @@ class Logprobs(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How likely given tokens are, and the most likely tokens of the same positions."""
+    """Log-probabilities of given tokens, and the most likely tokens of the same positions."""
 
     logprob: torch.Tensor  # f32[M]
     rank: torch.Tensor  # i64[M]
