@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
+from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
+
 from .apis.embeddings.config import EmbeddingConfig
 from .apis.embeddings.routes import EmbeddingRoutes
 from .apis.embeddings.score_inputs import judging_ids
@@ -34,7 +36,6 @@ from .observability.metrics import GatewayMetrics
 from .request.output_format import with_output_format
 from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings
-from .settings.embeddings import HfOverrides, PoolerConfig
 from .text.service import TextService
 from .text.text_processor import TextProcessor
 from .text.vocabulary import check_vocabulary

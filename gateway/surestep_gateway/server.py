@@ -15,10 +15,11 @@ import uvicorn
 from surestep_common.notify import ALIVE, Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
+from surestep_gateway.http.listener import Connections
+
 from .apis.responses.store import open_store
 from .app import make_app, make_gateway
 from .context import Gateway
-from .http.connections import Connections
 from .http.http_protocol import ClientTimeouts, HttpProtocol
 from .http.listener import HttpListener, bind, bind_path
 from .model_wait import until_there

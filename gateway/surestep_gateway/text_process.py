@@ -21,6 +21,8 @@ from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
 from surestep_common.process import die_with_parent
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
+from surestep_gateway.text.service import Job
+
 from .apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from .apis.invocations.job import INVOCATION
 from .apis.messages.request import COUNT, MESSAGE
@@ -29,7 +31,6 @@ from .apis.responses.request import CONTINUED, RESPONSE
 from .generation.schema_check import CHECK
 from .text import wire
 from .text.body_bounds import TOO_MUCH_MEMORY, check_shape
-from .text.job import Job
 from .text.process_limits import limit_memory
 from .text.text_processor import TextProcessor
 from .text.wire import Parts

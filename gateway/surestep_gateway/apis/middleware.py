@@ -14,7 +14,7 @@ from surestep_common import tracing
 from surestep_common.errors import Cancelled, SurestepError, Unavailable, kind_of
 from surestep_common.tracing import Tracer
 
-from surestep_gateway.auth.tenants import Caller
+from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.generation import request_spans
 from surestep_gateway.http.admission import Access, Admission, Rule
 from surestep_gateway.http.bodies import Bodies, BodyReader

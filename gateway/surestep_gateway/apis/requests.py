@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 from starlette.requests import Request
 from surestep_common.errors import DeadlineExceeded
 
-from surestep_gateway.auth.tenants import Caller
+from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.context import Gateway
+from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin
-from surestep_gateway.generation.respond import until_disconnect
-from surestep_gateway.text.job import Job
+from surestep_gateway.text.service import Job
 
 from .middleware import body_of
 

@@ -1,4 +1,4 @@
-"""Answers as server-sent events."""
+"""Running a generation, and answering with server-sent events or with one JSON body."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from surestep_common.errors import Cancelled, SurestepError
+from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Unavailable
 
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.json_pieces import JsonPieces, send_pieces
+from surestep_gateway.generation.generation import Generation
+from surestep_gateway.generation.json_text import json_text
+from surestep_gateway.generation.request_spans import failures, tell_generation
+from surestep_gateway.generation.sequence import (
+    Delta,
+    Emit,
+    OutputSequence,
+    first_error,
+    run_sequences,
+)
+from surestep_gateway.http.admission import Admission
+from surestep_gateway.http.bodies import JsonPieces, send_pieces
 from surestep_gateway.observability.answer_metrics import Ending
-
-from .generation import Generation
-from .json_text import json_text
-from .respond import AnswerSize, accounted, run_whole, until_disconnect
-from .sequence import Delta, OutputSequence, run_sequences
 
 logger = logging.getLogger(__name__)
 
@@ -205,3 +211,108 @@ def named_event(content: dict[str, Any]) -> bytes:
     """Return an event whose name is its type."""
     kind: str = content["type"]
     return b"event: " + kind.encode() + b"\n" + event(content)
+
+
+T = TypeVar("T")
+
+
+class AnswerSize:
+    """The size of a whole answer while it grows."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._limit = gateway.settings.max_answer_bytes
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Raise InvalidRequest for an answer that has become too large."""
+        self._size += size
+        if self._size > self._limit:
+            raise InvalidRequest(
+                f"the answer is larger than {self._limit} bytes: ask for a stream, or for less"
+            )
+
+
+async def run_whole(
+    generation: Generation,
+    emit: Emit,
+    finish: Callable[[], Awaitable[T]],
+    receive: Receive,
+    gateway: Gateway,
+    within: contextlib.AbstractContextManager[None] | None = None,
+) -> T:
+    """Run to the end, within a context, and return what `finish` makes of it.
+
+    Raise SurestepError.
+    """
+
+    async def work() -> T:
+        await run_sequences(generation.sequences, emit, generation.max_open)
+        return await finish()
+
+    async with accounted(generation):
+        with within or contextlib.nullcontext():
+            return await until_disconnect(receive, work(), gateway.admission)
+
+
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], admission: Admission
+) -> T:
+    """Return the result of `work`; cancel it and raise Cancelled when the client disconnects."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_raise_on_disconnect(receive))
+            # A task of its own, so that a token need not come in through the whole application.
+            result = await group.create_task(work)
+            watcher.cancel()
+        return result
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+    except asyncio.CancelledError:
+        if admission.aborting:
+            raise Unavailable("the server is shutting down") from None
+        raise
+
+
+async def _raise_on_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise Cancelled("the client went away")
+
+
+@contextlib.asynccontextmanager
+async def accounted(generation: Generation) -> AsyncIterator[None]:
+    """Record metrics, traces and one log line for the request, however it ends."""
+    outcome = "error"
+    try:
+        with failures():
+            yield
+        outcome = "done"
+    except (Cancelled, asyncio.CancelledError):
+        outcome = "abort"
+        raise
+    finally:
+        for sequence in generation.sequences:
+            journal = sequence.journal
+            sequence.timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
+            sequence.timer.finished(sequence.end("error" if outcome == "error" else "abort"))
+        if outcome == "done":
+            generation.count_choices()
+        tell_generation(generation)
+        _log_end(generation, outcome)
+
+
+def _log_end(generation: Generation, outcome: str) -> None:
+    usage = generation.usage
+    first = generation.sequences[0].timer.first_token_s
+    logger.info(
+        "%s %s: prompt=%d cached=%d output=%d choices=%d seed=%d first_token_s=%s resumes=%d",
+        generation.id,
+        outcome,
+        usage.prompt,
+        usage.cached,
+        usage.output,
+        len(generation.sequences),
+        generation.seed,
+        "-" if first is None else f"{first:.3f}",
+        sum(sequence.journal.num_resumes for sequence in generation.sequences),
+    )

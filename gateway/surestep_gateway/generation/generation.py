@@ -13,8 +13,9 @@ from surestep_common.seeds import sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.auth.tenants import Caller, Tenant
+from surestep_gateway.auth.api_keys import Caller, Tenant
 from surestep_gateway.context import Gateway
+from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
@@ -22,13 +23,11 @@ from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import GenerationBody
 from surestep_gateway.request.sampling import max_tokens
 from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
-from surestep_gateway.schedulers.siblings import Siblings
+from surestep_gateway.schedulers.pool import Siblings
 
 from .detokenize import Detokenizer, RepetitionDetector, StopScanner, TextAssembler
-from .drafted import wants_drafted
 from .schema_check import Checks, Promised, SchemaCheck, Violations, Written, violations
 from .sequence import OutputSequence
-from .usage import TokenUsage
 
 _BATCH = 16  # sequences made in one iteration of the event loop
 _MAX_OPEN_TOKENS = 1 << 22  # of the prompts of one request that are on their way at once

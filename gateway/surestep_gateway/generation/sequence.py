@@ -1,25 +1,119 @@
-"""Sequence of a request: from chunks of token ids to deltas of text."""
+"""Sequence of a request: from chunks of token ids to deltas of text.
+
+With its log-probabilities by position, its accepted drafts and its token counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from surestep_common.errors import Unimplemented
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk
 
+from surestep_gateway.generation.detokenize import REPEATED, TextAssembler
+from surestep_gateway.generation.schema_check import SchemaCheck, Violations
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of
+from surestep_gateway.request.protocol import GenerationBody
 from surestep_gateway.schedulers.journal import Journal, ResumableStream
 
-from .detokenize import REPEATED, TextAssembler
-from .drafted import Run, runs
-from .positions import Position, positions
-from .schema_check import SchemaCheck, Violations
-from .usage import TokenUsage
+_FLOOR = -9999.0  # JSON has no infinity
+_SLICE_ROWS = 256
+
+
+class TokenLogprob(NamedTuple):
+    """A token and its natural log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+class Position(NamedTuple):
+    """Position of the output or of the prompt."""
+
+    chosen: TokenLogprob
+    rank: int  # 1 = most likely
+    top: list[TokenLogprob]  # most likely first
+
+
+def positions(columns: LogprobColumns) -> list[Position]:
+    """Return the rows of the columns."""
+    return [position for part in position_slices(columns) for position in part]
+
+
+def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
+    """Yield the rows in lists of a bounded size: the columns of a long prompt are large."""
+    at = 0
+    for first in range(0, len(columns.token_id), _SLICE_ROWS):
+        rows = slice(first, first + _SLICE_ROWS)
+        part = []
+        for token_id, logprob, rank, num_top in zip(
+            *(columns.token_id[rows], columns.logprob[rows], columns.rank[rows]),
+            columns.num_top[rows],
+            strict=True,
+        ):
+            ids = columns.top_token_ids[at : at + num_top]
+            values = columns.top_logprobs[at : at + num_top]
+            top = [TokenLogprob(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
+            part.append(Position(TokenLogprob(token_id, max(logprob, _FLOOR)), rank, top))
+            at += num_top
+        yield part
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens of a chunk that become one delta."""
+
+    first: int
+    end: int
+    drafted: bool | None  # None: not requested
+    is_last: bool  # the chunk ends with it
+
+
+def wants_drafted(body: GenerationBody) -> bool:
+    """Return whether the request asks for it."""
+    return body.speculative is not None and bool(body.speculative.return_drafted)
+
+
+def runs(chunk: GenerateChunk) -> Iterable[Run]:
+    """Return the whole chunk, or its runs of tokens that are all drafted or all not."""
+    if not chunk.drafted:
+        return (Run(0, len(chunk.token_ids), None, True),)
+    return _alike(chunk.drafted)
+
+
+def _alike(drafted: Sequence[bool]) -> Iterator[Run]:
+    end = 0
+    for same, group in groupby(drafted):
+        first, end = end, end + sum(1 for _ in group)
+        yield Run(first, end, same, end == len(drafted))
+
+
+@dataclass(slots=True)
+class TokenUsage:
+    """Counts of all sequences of one request. A prompt counts once, however many choices it has."""
+
+    prompt: int
+    cached: int = 0  # of the prompt, served from the prefix cache
+    output: int = 0
+    reasoning: int | None = None  # of the output; None where reasoning is not set apart
+
+    def shown(self) -> dict[str, Any]:
+        """Return the API's `usage` object."""
+        counts: dict[str, Any] = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.output,
+            "total_tokens": self.prompt + self.output,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+        if self.reasoning is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return counts
 
 
 class Delta(NamedTuple):

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
-from surestep_gateway.auth.api_keys import ApiClient
-from surestep_gateway.auth.tenants import may_open
+from surestep_gateway.auth.api_keys import ApiClient, may_open
 from surestep_gateway.settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from .connections import Connections, Progress
+from surestep_gateway.http.listener import Connections, Progress
+
 from .errors import error_content
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers, or the trailers of a body

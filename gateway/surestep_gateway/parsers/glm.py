@@ -13,6 +13,8 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+
 from .base import Content, Event
 from .qwen3 import CLOSE_THOUGHT, ThoughtParser
 from .schema import json_types, properties
@@ -29,7 +31,6 @@ from .steps import (
     require,
     value_to,
 )
-from .stop_strings import MarkerScanner
 from .tools import CLOSE, OPEN, TypedToolParser
 
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from .json_calls import BareJsonToolParser
-from .steps import MAX_NAME, Steps, Take, nonspace, require
+from .steps import MAX_NAME, EndOfText, Steps, Take, nonspace, require
 from .tools import CLOSE, OPEN, Schemas
 
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"} | {
@@ -65,8 +65,17 @@ class PythonicToolParser(BareJsonToolParser):
             require(char in ",)")
             if char == ",":
                 char = yield from nonspace()
-            key = yield from _keyword(char)
+            read = list[str]()
+            try:
+                key = yield from _keyword(char, read.append)
+            except EndOfText:
+                self._argue(before + json.dumps("".join(read), ensure_ascii=False)[:-1])
+                raise
         self._argue("{}" if before == "{" else "}")
+
+
+def _ignore(text: str) -> None:
+    """Take no notice of a text."""
 
 
 def is_keyword(text: str) -> bool:
@@ -74,20 +83,24 @@ def is_keyword(text: str) -> bool:
     return text.isprintable() and _NO_KEYWORD.isdisjoint(text) and 0 < len(text) < MAX_NAME
 
 
-def _keyword(char: str) -> Steps[str]:
+def _keyword(char: str, read: Take = _ignore) -> Steps[str]:
     """Return the name of a parameter that begins with `char`; empty at the closing bracket."""
-    return "" if char == ")" else (yield from _word_to("=", char, is_keyword))
+    return "" if char == ")" else (yield from _word_to("=", char, is_keyword, read))
 
 
 def _is_name(char: str) -> bool:
     return char.isalnum() or char in "_.-"
 
 
-def _word_to(end: str, char: str, fits: Callable[[str], bool]) -> Steps[str]:
-    """Return a name that begins with `char`, from before `end`. Its characters have to fit."""
+def _word_to(end: str, char: str, fits: Callable[[str], bool], read: Take = _ignore) -> Steps[str]:
+    """Return a name that begins with `char`, from before `end`. Its characters have to fit.
+
+    Each is passed to `read`.
+    """
     name = ""
     while char != end:
         name += char
+        read(char)
         require(fits(char) and len(name) < MAX_NAME)
         char = yield
         if char.isspace():
@@ -123,10 +136,12 @@ def python_value(take: Take, char: str) -> Steps[str]:
             else:
                 require(char not in ",:)]}")
                 word = ""
-                while char not in _BEHIND_VALUE:
-                    word += char
-                    char = yield
-                take(json.dumps(word) if is_key else _as_json(word))
+                try:
+                    while char not in _BEHIND_VALUE:
+                        word += char
+                        char = yield
+                finally:  # also where the output ends in the middle
+                    take(json.dumps(word) if is_key else _as_json(word))
                 continue
         char = yield
     return (yield from nonspace()) if char.isspace() else char

@@ -12,8 +12,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import ClassVar
 
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+
 from .base import MAX_LAYOUT, Content, Event, Reasoning
-from .stop_strings import MarkerScanner
 
 _OPEN, CLOSE_THOUGHT = "<think>", "</think>"
 

@@ -26,6 +26,8 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+
 from .base import Content
 from .schema import ANY_JSON, json_types, properties
 from .steps import (
@@ -43,7 +45,6 @@ from .steps import (
     require,
     value_to,
 )
-from .stop_strings import MarkerScanner
 from .tools import MarkedToolParser, Schemas, TypedToolParser
 
 _ATTRIBUTE = re.compile(r"""\b(name|string)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/]+)""")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple, TypeVar
 
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+
 from .base import MAX_LAYOUT
-from .stop_strings import MarkerScanner
 
 SPACE = " \t\r\n"
 MAX_NAME = 1024  # characters of a function's name, or of a tag: more are text

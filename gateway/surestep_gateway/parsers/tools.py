@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+
 from .base import MAX_LAYOUT, Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 from .schema import Types, json_text
 from .steps import AT_END, EndOfText, Malformed, Steps, Take, read_to
-from .stop_strings import MarkerScanner
 
 _T = TypeVar("_T")
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -1,4 +1,9 @@
-"""Parsing of request bodies; errors name the offending parameter."""
+"""Parsing of request bodies; errors name the offending parameter.
+
+Parameters that other servers implement and this one does not are refused by name, never ignored.
+A value without effect (null, an empty list, the neutral value) is accepted. A parameter that cannot
+affect our responses is accepted with any value; docs/use/openai.md lists those.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 
-from .protocol import UNSUPPORTED_KIND, Body
-from .unsupported import UNSUPPORTED, WITHOUT_EFFECT
+from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, GenerationBody
 
 logger = logging.getLogger(__name__)
 
@@ -101,3 +105,165 @@ def _dotted(place: tuple[int | str, ...]) -> str:
     for part in place:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
+
+
+_NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+# Values that mean "off" in place of these; null does in any case.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "function_call": ("none",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "length_penalty": (1,),
+    "modalities": ([], ["text"]),
+    "text": ({}, {"format": {"type": "text"}}),
+    "n": (1,),
+    "padding": ("do_not_pad",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+}
+# Reasoning is in items in plain text anyway, and what the others add to is never there: calls of
+# tools that do not run here, and pictures.
+INCLUDED = (
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+_OF_PROMPTS = frozenset(
+    {
+        "documents",
+        "functions",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "prompt_embeds",
+        "suffix",
+    }
+)
+# Where a body has a field of such a name it is served: these are looked for among the others.
+UNSUPPORTED = _OF_PROMPTS | {
+    "audio",
+    "early_stopping",
+    "ec_transfer_params",
+    "format",
+    "function_call",
+    "grammar_lazy",
+    "grammar_triggers",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "logprob_token_ids",
+    "modalities",
+    "moderation",
+    "output_config",
+    "output_format",
+    "return_prompt_text",
+    "routed_experts_prompt_start",
+    "text",
+    "thinking_token_budget",
+    "tool_choice",
+    "use_beam_search",
+    "verbosity",
+    "vllm_xargs",
+    "watermarking",
+    "web_search_options",
+}
+# Of requests to the Responses API, besides those above.
+NOT_IN_RESPONSES = frozenset(
+    {
+        "background",
+        "context_management",
+        "conversation",
+        "echo",
+        "enable_response_messages",
+        "logprobs",
+        "messages",
+        "n",
+        "previous_input_messages",
+        "prompt",
+        "prompt_logprobs",
+        "top_logprobs",
+    }
+)
+# Of requests to the Messages API.
+NOT_IN_MESSAGES = frozenset({"container", "mcp_servers", "n"})
+NOT_EMBEDDED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "embed_dtype",
+        "endianness",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "padding",
+        "prompt_embeds",
+        "stream",
+    }
+)
+WITHOUT_EFFECT = frozenset(
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "mm_payload",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_mm_kwargs",
+        "return_token_offsets",
+        "service_tier",
+        "session_id",
+        "store",
+        "stream_interval",
+    }
+)
+
+
+def refuse_unsupported(body: GenerationBody) -> None:
+    """Raise UnsupportedParameter for the first parameter whose effect is not implemented."""
+    _refuse(body, UNSUPPORTED)
+    extra, n = body.model_extra or {}, body.n or 1
+    if extra.get("tools") and extra.get("tool_choice") != "none":
+        raise UnsupportedParameter(
+            "'tools' are not supported unless 'tool_choice' is \"none\"", param="tools"
+        )
+    if extra.get("best_of") not in (None, n):
+        raise UnsupportedParameter(
+            f"'best_of' is not supported unless equal to n={n}", param="best_of"
+        )
+
+
+def refuse_in_responses(body: Body) -> None:
+    """Raise UnsupportedParameter for what the Responses API has and this server has not."""
+    _refuse(body, NOT_IN_RESPONSES)
+    include = (body.model_extra or {}).get("include")
+    for wanted in include if isinstance(include, list) else ():
+        if wanted not in INCLUDED:
+            raise UnsupportedParameter(f"'include' of '{wanted}' is not supported", param="include")
+
+
+def refuse_in_messages(body: Body) -> None:
+    """Raise UnsupportedParameter for what the Messages API has and this server has not."""
+    _refuse(body, NOT_IN_MESSAGES)
+
+
+def refuse_for_embeddings(body: Body) -> None:
+    """Raise UnsupportedParameter for an embedding request, where chats are not served either."""
+    _refuse(body, NOT_EMBEDDED)
+
+
+def refuse_unsupported_in_prompt(body: Body) -> None:
+    """Raise UnsupportedParameter for what would change the prompt of a body without output."""
+    _refuse(body, _OF_PROMPTS)
+
+
+def _refuse(body: Body, names: frozenset[str]) -> None:
+    extra = body.model_extra or {}
+    for name in sorted(names & extra.keys()):
+        value = extra[name]
+        if value is not None and value not in _NEUTRAL.get(name, _NOTHING):
+            raise UnsupportedParameter(f"'{name}' is not supported", param=name)

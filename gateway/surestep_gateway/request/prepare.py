@@ -16,12 +16,13 @@ from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.grammars.reasoning import Wanted
+from surestep_gateway.request.parse import refuse_unsupported
+from surestep_gateway.request.sampling import bad_words, total_chars
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.text.job import Draft
+from surestep_gateway.text.service import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
-from .bad_words import bad_words, total_chars
 from .output_format import (
     callable_tools,
     check_tool_choice,
@@ -41,7 +42,6 @@ from .protocol import (
 )
 from .render import answering_role, begun, echoed, render_chat
 from .sampling import fit_prompt, kept_part, sampling_params
-from .unsupported import refuse_unsupported
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
 INLINE_BAD_WORD_CHARS = 1024  # of all of them

@@ -1,17 +1,26 @@
-"""The schedulers behind this gateway: replicas of one model, each with its own workers."""
+"""The schedulers behind this gateway: replicas of one model, each with its own workers.
+
+A request goes to the scheduler that has seen its prefix, unless that one is overloaded. Rendezvous
+hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): every
+scheduler has a rank for every prefix, and one that goes away moves only its own. The sequences of
+one request are admitted as a whole.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import time
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from surestep_common.errors import ModelChanged, Unavailable
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from .losses import IsolationQueue
-from .routing import RoutingCandidate, choose
-from .scheduler_client import RETRY_AFTER_S, SchedulerClient
+from surestep_gateway.schedulers.losses import IsolationQueue
+from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 
 class SchedulerPool:
@@ -120,3 +129,76 @@ class SchedulerPool:
         """Wake all tasks that wait now; later ones wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+_PREFIX_TOKENS = 256  # system prompts differ by then
+_SLACK = 4  # requests, and
+_FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
+
+
+class RoutingCandidate(NamedTuple):
+    """A scheduler that would accept the request."""
+
+    address: str
+    load: int  # requests that it works on or has waiting
+
+
+def prefix_key(root: bytes, prompt_ids: Sequence[int]) -> bytes:
+    """Return a key, equal for requests that may share the start of their prompts in a prefix
+    cache. They have one `root`, see cache_root.
+    """
+    prefix = array("I", prompt_ids[:_PREFIX_TOKENS]).tobytes()
+    return hashlib.blake2b(prefix, key=root, digest_size=16).digest()
+
+
+def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
+    """Return the index of the candidate for a prefix; there must be one."""
+    ranked = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
+    least = min(ranked, key=lambda i: candidates[i].load)
+    limit = _SLACK + _FACTOR * candidates[least].load
+    return ranked[0] if candidates[ranked[0]].load <= limit else least
+
+
+def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:
+    return hashlib.blake2b(candidate.address.encode(), key=key, digest_size=8).digest()
+
+
+class Siblings:
+    """While one sequence is at a scheduler, the others may wait for room in its queue.
+
+    So a request of more sequences than a queue has room for is served, and one that finds no room
+    at all is refused at once. The sequences wait in line, and the first of them retries now and
+    then.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0  # that are open
+        self._started = False  # some scheduler has run one
+        self._line = asyncio.Lock()
+        self._room = asyncio.Semaphore(0)  # one more try for each that has left a queue
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether any sequence of the request has been accepted."""
+        return self._calls > 0 or self._started
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Count the call of one sequence as open."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    def started(self) -> None:
+        """Record that one sequence has left the queue."""
+        self._started = True
+        self._room.release()
+
+    async def wait_for_room(self, retry_after_s: float) -> None:
+        """Wait in line until another attempt may succeed."""
+        async with self._line:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(retry_after_s):
+                    await self._room.acquire()

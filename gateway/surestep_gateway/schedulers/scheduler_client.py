@@ -22,8 +22,9 @@ from surestep_common.rpc import connect, translate_errors
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 
+from surestep_gateway.schedulers.generate_call import RETRY_S, DeliveryStream
+
 from .circuit_breaker import CircuitBreaker
-from .delivery import RETRY_S, DeliveryStream
 from .generate_call import GenerateCall
 from .history import History
 

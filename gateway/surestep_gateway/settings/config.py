@@ -32,12 +32,16 @@ from surestep_gateway.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,
 )
+from surestep_gateway.settings.api_settings import (
+    HfOverrides,
+    PoolerConfig,
+    StoreSettings,
+    check_keys,
+)
 
 from .api_settings import ApiSettings
-from .embeddings import HfOverrides, PoolerConfig, check_keys
 from .http_settings import HttpSettings
 from .limit_settings import LimitSettings
-from .store_settings import StoreSettings
 
 SchedulerUrls = Annotated[
     tuple[Annotated[str, AfterValidator(addresses.check)], ...],

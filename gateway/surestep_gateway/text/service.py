@@ -1,28 +1,62 @@
-"""Preparing requests without blocking the event loop: small ones on it, the rest elsewhere."""
+"""Preparing requests without blocking the event loop: small ones on it, the rest elsewhere.
+
+A Job says how a kind of request is drafted, and how its result crosses processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.text.pool import TextPool
+from surestep_gateway.text.process_limits import NeedsProcess
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+from surestep_gateway.text.wire import Parts
+from surestep_gateway.text.work_gate import WorkGate
 
-from .job import Job
-from .pool import TextPool
-from .process_limits import NeedsProcess
-from .text_processor import TextProcessor
-from .tokenizer import Texts
-from .work_gate import WorkGate
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[T]):
+    """The work left once the texts have been encoded."""
+
+    texts: Texts
+    finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
+
+
+Kind = Callable[[TextProcessor, bytes | bytearray, SchedulerInfo], Draft[T]]
+
+
+class Job(NamedTuple, Generic[T]):
+    """A kind of request."""
+
+    name: bytes
+    draft: Kind[T]
+    dump: Callable[[T], Parts]
+    load: Callable[[Sequence[bytes]], T]
+
+
+def dump_bytes(answer: bytes) -> Parts:
+    """Serialise a result that is bytes already."""
+    return [answer]
+
+
+def load_bytes(parts: Sequence[bytes]) -> bytes:
+    """Return such a result."""
+    return parts[0]
+
 
 INLINE_BYTES = 64 << 10  # of a body that is prepared on the event loop: a few milliseconds
 _AT_ONCE_BYTES = 4 << 10  # of one that does not even wait for its turn: about a millisecond
 _THREADS = 2
-
-T = TypeVar("T")
 
 
 class TextService:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.fakes.scheduler import failing
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ModelFault, QueueFull
+from surestep_gateway.request.parse import UNSUPPORTED, WITHOUT_EFFECT
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.request.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 JSON_HEADERS = {"content-type": "application/json"}
 USER: Any = [{"role": "user", "content": "hello"}]

@@ -10,7 +10,7 @@ from openai.types.responses import response_create_params as params
 from support.clients.response_calls import RESPONSES, TOOLS, respond
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.responses.body import ResponseRequest
-from surestep_gateway.request.unsupported import NOT_IN_RESPONSES, UNSUPPORTED, WITHOUT_EFFECT
+from surestep_gateway.request.parse import NOT_IN_RESPONSES, UNSUPPORTED, WITHOUT_EFFECT
 
 PAGE = (Path(__file__).parents[3] / "docs" / "use" / "responses.md").read_text()
 USER = {"role": "user", "content": "x"}

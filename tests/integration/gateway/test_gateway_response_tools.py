@@ -13,7 +13,7 @@ from support.clients.tool_chat import script, tool_stack
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.responses import tools as response_tools
 from surestep_gateway.apis.responses.tools import LEFT_OUT
-from surestep_gateway.request.unsupported import INCLUDED
+from surestep_gateway.request.parse import INCLUDED
 from surestep_gateway.text.tokenizer import Tokenizer
 
 PATCH = '*** Begin Patch\n*** Add File: a.txt\n+"Zürich" \\ 🙂\n*** End Patch\n'

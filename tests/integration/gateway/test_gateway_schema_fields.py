@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.embeddings.body import EmbeddingRequest
 from surestep_gateway.apis.openai.tokenize import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from surestep_gateway.request.parse import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.request.unsupported import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PAGE = (Path(__file__).parents[3] / "docs" / "use" / "openai.md").read_text()

@@ -27,9 +27,8 @@ from surestep_gateway.apis.openai.job import CHAT, COMPLETION
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text import wire
 from surestep_gateway.text.body_bounds import MAX_CONTAINERS, check_shape
-from surestep_gateway.text.job import Job
 from surestep_gateway.text.process_limits import NeedsProcess
-from surestep_gateway.text.service import INLINE_BYTES
+from surestep_gateway.text.service import INLINE_BYTES, Job
 from surestep_gateway.text.text_processor import TextProcessor
 
 PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop

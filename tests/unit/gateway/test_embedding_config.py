@@ -12,8 +12,8 @@ from support.checkpoints.embedders import write_modules
 from surestep_common.errors import InvalidRequest
 from surestep_common.model_files import OVERRIDES_OF_GATEWAY
 from surestep_gateway.apis.embeddings.config import EmbeddingConfig
+from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.settings.embeddings import HfOverrides, PoolerConfig
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN
 
 

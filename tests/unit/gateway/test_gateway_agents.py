@@ -11,7 +11,7 @@ from support.clients.recorded_agents import Recorded, recorded
 from surestep_gateway.apis.messages.request import draft_message
 from surestep_gateway.apis.responses.request import draft_response
 from surestep_gateway.request.prepare import draft_chat
-from surestep_gateway.text.job import Kind
+from surestep_gateway.text.service import Kind
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
 

@@ -9,7 +9,7 @@ from surestep_gateway.apis.openai.logprobs import (
     prompt_logprobs,
 )
 from surestep_gateway.generation.detokenize import Detokenizer
-from surestep_gateway.generation.positions import Position, TokenLogprob, positions
+from surestep_gateway.generation.sequence import Position, TokenLogprob, positions
 from surestep_gateway.text.tokenizer import Tokenizer
 
 

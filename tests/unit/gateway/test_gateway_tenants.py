@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import PermissionDenied, kind_of
-from surestep_gateway.auth.api_keys import ApiClient
-from surestep_gateway.auth.tenants import Caller, may_open
+from surestep_gateway.auth.api_keys import ApiClient, Caller, may_open
 
 CALLERS = st.sampled_from("abcdefgh")
 

@@ -10,8 +10,7 @@ from surestep_gateway.apis.openai.job import TOKENIZE
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.chat_template import ChatTemplate
-from surestep_gateway.text.job import Draft, Job
-from surestep_gateway.text.service import TextService
+from surestep_gateway.text.service import Draft, Job, TextService
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_gateway.http.json_pieces import GrowingLists, RawJson, json_pieces
+from surestep_gateway.http.bodies import GrowingLists, RawJson, json_pieces
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),

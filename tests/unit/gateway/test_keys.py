@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from surestep_gateway.auth.api_keys import ApiClient, read_keys
-from surestep_gateway.auth.tenants import Caller
+from surestep_gateway.auth.api_keys import ApiClient, Caller, read_keys
 from surestep_gateway.settings.config import GatewaySettings
 
 

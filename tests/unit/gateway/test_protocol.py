@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.request.parse import parse
+from surestep_gateway.request.parse import parse, refuse_unsupported
 from surestep_gateway.request.protocol import Body, ChatRequest, CompletionRequest
-from surestep_gateway.request.unsupported import refuse_unsupported
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,15 @@ from surestep_proto.sampling_pb2 import LABEL_LOGITS
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.context import Gateway
+from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin, most_open
 from surestep_gateway.generation.request_log import log_body
 from surestep_gateway.generation.request_spans import PROVIDER, failures
-from surestep_gateway.generation.respond import until_disconnect
 from surestep_gateway.generation.sequence import first_error
-from surestep_gateway.http.json_pieces import JsonPieces
+from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
-from surestep_gateway.schedulers.siblings import Siblings
+from surestep_gateway.schedulers.pool import Siblings
 
 from .body import EmbeddingBody
 from .config import EmbeddingConfig

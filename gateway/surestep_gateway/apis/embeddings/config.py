@@ -18,7 +18,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.model_files import read_json, read_object
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, Pooling
 
-from surestep_gateway.settings.embeddings import HfOverrides, PoolerConfig
+from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
 
 _MODES: Mapping[str, Pooling] = {"lasttoken": LAST_TOKEN, "mean_tokens": MEAN, "mean": MEAN}
 _MODE = "pooling_mode"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from surestep_proto.scheduler_pb2 import GenerateRequest
 
-from surestep_gateway.text.job import Job
+from surestep_gateway.text.service import Job
 from surestep_gateway.text.wire import Parts
 
 from .body import EmbeddingBody

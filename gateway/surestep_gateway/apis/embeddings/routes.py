@@ -12,7 +12,7 @@ from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Access
-from surestep_gateway.text.job import Job
+from surestep_gateway.text.service import Job
 
 from .answer import Embedding, log_embedding
 from .body import EmbeddingRequest, RerankRequest, ScoreRequest

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.request.parse import parse
+from surestep_gateway.request.parse import parse, refuse_for_embeddings
 from surestep_gateway.request.prepare import check_model
 from surestep_gateway.request.prompts import bounded_text
 from surestep_gateway.request.protocol import TemplateFields
 from surestep_gateway.request.render import RenderedChat, render_chat
-from surestep_gateway.request.unsupported import refuse_for_embeddings
-from surestep_gateway.text.job import Draft
+from surestep_gateway.text.service import Draft
 from surestep_gateway.text.special_tokens import Hidden
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts, Tokenizer

@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.generation import Origin
-from surestep_gateway.http.json_pieces import JsonPieces
+from surestep_gateway.http.bodies import JsonPieces
 
 from .answer import Embedding, Vector
 from .config import EmbeddingConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from surestep_gateway.apis.blocks import Block, Blocks, Change, Closed, Kind, Opened
+from surestep_gateway.apis.conversation import Block, Blocks, Change, Closed, Kind, Opened
 from surestep_gateway.generation.event_stream import Pieces, named_event
 from surestep_gateway.generation.generation import Generation
 from surestep_gateway.generation.schema_check import violations_shown

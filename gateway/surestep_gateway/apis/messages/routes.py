@@ -16,7 +16,7 @@ from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
 from surestep_gateway.generation.request_log import log_request
 from surestep_gateway.http.admission import Access
-from surestep_gateway.http.json_pieces import JsonPieces
+from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.request.parse import renamed
 
 from .answer import MessageAnswer

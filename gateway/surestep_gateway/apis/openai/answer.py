@@ -10,17 +10,15 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
+from surestep_gateway.apis.openai.choices import CompletionOutput
 from surestep_gateway.context import Gateway
-from surestep_gateway.generation.event_stream import COMMENT, Pieces, event
+from surestep_gateway.generation.event_stream import COMMENT, AnswerSize, Pieces, event, run_whole
 from surestep_gateway.generation.generation import Generation
-from surestep_gateway.generation.respond import AnswerSize, run_whole
-from surestep_gateway.generation.sequence import Delta, OutputSequence
-from surestep_gateway.generation.usage import TokenUsage
+from surestep_gateway.generation.sequence import Delta, OutputSequence, TokenUsage
+from surestep_gateway.http.bodies import JsonPieces, json_pieces
 from surestep_gateway.http.errors import error_body
-from surestep_gateway.http.json_pieces import JsonPieces, json_pieces
 
 from .choices import ChoiceBuilder, envelope
-from .completion_output import CompletionOutput
 
 
 class ChoiceEvents:

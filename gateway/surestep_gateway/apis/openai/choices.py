@@ -6,25 +6,14 @@ Plain dicts on purpose: one of these is built for every delta of every stream.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from surestep_proto.sampling_pb2 import LogprobColumns
 
-from surestep_gateway.context import Gateway
-from surestep_gateway.generation.detokenize import Detokenizer
-from surestep_gateway.generation.drafted import wants_drafted
-from surestep_gateway.generation.generation import Generation, detokenizer
-from surestep_gateway.generation.positions import Position, position_slices
-from surestep_gateway.generation.schema_check import violations_shown
-from surestep_gateway.generation.sequence import Delta, OutputSequence
-from surestep_gateway.http.json_pieces import GrowingLists, RawJson
-from surestep_gateway.parsers import Event, Reasoning
-from surestep_gateway.request.prompts import Prompt
-
-from .chat_message import message_delta, whole_message
-from .completion_output import CompletionOutput
-from .logprobs import (
+from surestep_gateway.apis.openai.logprobs import (
     CompletionLogprobs,
     TextOfClient,
     TextOfTokens,
@@ -32,10 +21,115 @@ from .logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
+from surestep_gateway.context import Gateway
+from surestep_gateway.generation.detokenize import Detokenizer
+from surestep_gateway.generation.generation import Generation, detokenizer
+from surestep_gateway.generation.schema_check import Violations, violations_shown
+from surestep_gateway.generation.sequence import (
+    Delta,
+    OutputSequence,
+    Position,
+    position_slices,
+    wants_drafted,
+)
+from surestep_gateway.http.bodies import GrowingLists, RawJson
+from surestep_gateway.parsers import (
+    Content,
+    Event,
+    Reasoning,
+    ToolArguments,
+    ToolCallStart,
+    coalesce,
+    content_of,
+)
+from surestep_gateway.request.prompts import Prompt
 
-_SLICE_IDS = 1 << 16
+_MANY_EVENTS = 512  # are made fewer before there are more
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    logprobs: GrowingLists
+    events: list[Event] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)  # of the tokens, where that is wanted
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    violations: Violations | None = None
+
+    @property
+    def text(self) -> str:
+        return content_of(self.events)
+
+    def add(self, delta: Delta, logprobs: dict[str, Any] | None) -> None:
+        """Append one delta, and its log-probabilities in the endpoint's format."""
+        self.events.extend(delta.events)
+        if len(self.events) > _MANY_EVENTS:
+            self.events = coalesce(self.events)
+        self.token_ids.extend(delta.token_ids)
+        self.drafted.extend(delta.each_drafted)
+        if logprobs is not None:
+            self.logprobs.extend(logprobs)
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.violations = delta.violations
+
 
 Json = dict[str, Any]
+
+
+def message_delta(events: Sequence[Event]) -> Json:
+    """Return the `delta` of a chunk. Each call has one entry, its id and name in its first chunk.
+
+    Reasoning has two names: `reasoning` is vLLM's current one, `reasoning_content` the one that
+    most clients were written for.
+    """
+    delta: Json = {}
+    calls: dict[int, Json] = {}
+    for event in events:
+        match event:
+            case Reasoning(text):
+                delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + text
+            case Content(text):
+                delta["content"] = delta.get("content", "") + text
+            case ToolCallStart(index, name):
+                calls[index] = _new_call(index, name)
+            case ToolArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+def _new_call(index: int, name: str) -> Json:
+    return {
+        "index": index,
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": name, "arguments": ""},
+    }
+
+
+def whole_message(events: Sequence[Event], role: str, *, reasoning: bool) -> Json:
+    """Return the `message`. With `reasoning` its keys are present, null where there was none."""
+    delta = message_delta(coalesce(events))
+    message: Json = {"role": role, "content": delta.get("content"), "refusal": None}
+    if reasoning:
+        thought = delta.get("reasoning")
+        message |= {"reasoning": thought, "reasoning_content": thought}
+    if "tool_calls" in delta:
+        message["tool_calls"] = [_without_index(call) for call in delta["tool_calls"]]
+    elif not delta:  # an empty answer is no missing one
+        message["content"] = ""
+    return message
+
+
+def _without_index(call: Json) -> Json:
+    return {key: value for key, value in call.items() if key != "index"}
+
+
+_SLICE_IDS = 1 << 16
 
 
 class ChoiceBuilder(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from surestep_gateway.generation.detokenize import Detokenizer
-from surestep_gateway.generation.positions import Position, TokenLogprob
+from surestep_gateway.generation.sequence import Position, TokenLogprob
 from surestep_gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]

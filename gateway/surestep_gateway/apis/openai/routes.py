@@ -21,11 +21,11 @@ from surestep_gateway.generation.generation import (
 )
 from surestep_gateway.generation.request_log import log_request
 from surestep_gateway.http.admission import Access
+from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.http.errors import JsonResponse
-from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.request.prompts import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.text.job import Job
+from surestep_gateway.text.service import Job
 
 from .answer import ChoiceEvents, json_answer
 from .choices import ChatChoices, ChoiceBuilder, CompletionChoices

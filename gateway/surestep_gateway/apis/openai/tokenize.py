@@ -10,12 +10,11 @@ from pydantic import Discriminator, Tag, TypeAdapter
 from surestep_common.errors import InvalidRequest
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.request.parse import parse, parse_by
+from surestep_gateway.request.parse import parse, parse_by, refuse_unsupported_in_prompt
 from surestep_gateway.request.prepare import chat_texts, check_countable, check_model
 from surestep_gateway.request.protocol import Body, TemplateFields, TokenIds
 from surestep_gateway.request.sampling import check_vocab
-from surestep_gateway.request.unsupported import refuse_unsupported_in_prompt
-from surestep_gateway.text.job import Draft
+from surestep_gateway.text.service import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from surestep_common.errors import Unavailable
 
-from surestep_gateway.apis.blocks import Block, Blocks, Change, Closed, Kind, Opened, Written
+from surestep_gateway.apis.conversation import Block, Blocks, Change, Closed, Kind, Opened, Written
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import COMMENT, Interrupted, Pieces, named_event
 from surestep_gateway.generation.generation import Generation

@@ -29,14 +29,14 @@ from surestep_gateway.apis.route import (
     Parameter,
     RuledRoute,
 )
-from surestep_gateway.auth.tenants import Caller
+from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
 from surestep_gateway.generation.request_log import log_request
 from surestep_gateway.http.admission import Access
+from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.http.errors import JsonResponse
-from surestep_gateway.http.json_pieces import JsonPieces
 from surestep_gateway.request.parse import renamed
 from surestep_gateway.text.wire import framed, unframed
 
