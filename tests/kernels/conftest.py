@@ -10,10 +10,8 @@ import torch
 from support.kernels.step_column import StepColumn
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
-from surestep_kernels.columns.cpu.build import file_of
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
-from surestep_kernels.dispatch import load_cpu
-from surestep_kernels.table import REFERENCE
+from surestep_kernels.cpu_kernels import load_cpu
+from surestep_kernels.table import REFERENCE, StepOps
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -77,16 +75,16 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
 
 
 @pytest.fixture(scope="session")
-def native_step(compiled: KernelSet) -> CpuStepOps:
-    return CpuStepOps.load(file_of(compiled.code))
+def native_step(compiled: KernelSet) -> StepOps:
+    return compiled.step
 
 
 @pytest.fixture(params=["triton", "c"])
 def column(request: pytest.FixtureRequest) -> StepColumn:
     """Triton on a GPU, or in the interpreter, and C on the CPU."""
     if request.param == "c":
-        return StepColumn(request.getfixturevalue("native_step").table, "cpu")
+        return StepColumn(request.getfixturevalue("native_step"), "cpu")
     device = request.getfixturevalue("gpu")
-    from surestep_kernels.triton_table import STEP_OPS
+    from surestep_kernels.triton_kernels import STEP_OPS
 
     return StepColumn(STEP_OPS, device)

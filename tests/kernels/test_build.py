@@ -13,8 +13,7 @@ import torch
 from surestep_kernels import load_kernels
 from surestep_kernels.columns.cpu.build import build_key, build_library, default_cache, file_of
 from surestep_kernels.columns.cpu.compiling import SHARED, SOURCES, BuildError
-from surestep_kernels.columns.cpu.ops import CpuOps
-from surestep_kernels.dispatch import load_cpu
+from surestep_kernels.cpu_kernels import load_cpu
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     with ThreadPoolExecutor(2) as pool:
         codes = list(pool.map(build_library, [cache] * 2))
-    assert all(CpuOps.load(file_of(code)) for code in codes)
+    assert all(CDLL(str(file_of(code))) for code in codes)
     assert (cache / build_key() / "libsurestep.so").read_bytes() in codes
     return cache
 

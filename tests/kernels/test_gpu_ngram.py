@@ -7,7 +7,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import KernelSet
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
 from surestep_kernels.ngram import Ngram, NgramDrafts
 from surestep_kernels.ngram import triton as ops
 from torch import Tensor
@@ -30,7 +29,7 @@ class Lookup(NamedTuple):
 @pytest.fixture(params=["triton", "c"])
 def lookup(request: pytest.FixtureRequest) -> Lookup:
     if request.param == "c":
-        native: CpuStepOps = request.getfixturevalue("native_step")
+        native: KernelSet = request.getfixturevalue("native")
         return Lookup(native.ngram, "cpu")
     return Lookup(ops.ngram, request.getfixturevalue("gpu"))
 

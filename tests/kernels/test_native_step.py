@@ -9,11 +9,10 @@ import pytest
 import torch
 from support.kernels.draw_params import OFF, make_params
 from surestep_kernels.choose import Chosen
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.shape_logits import Biases, Forbidden, Masks, Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.table import STEP_REFERENCE
+from surestep_kernels.table import STEP_REFERENCE, StepOps
 from torch import Tensor
 
 WIDTH, PAGES, BLOCK_SIZE, VOCAB, K, GROUPS = 70, 10, 8, 13, 3, 3
@@ -78,9 +77,7 @@ def make_rows(num_rows: int) -> tuple[StepRows, Tensor]:
 
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_is_gathered_and_committed(
-    native_step: CpuStepOps, num_rows: int, seed: int
-) -> None:
+def test_a_step_is_gathered_and_committed(native_step: StepOps, num_rows: int, seed: int) -> None:
     torch.manual_seed(seed)
     state = make_state(num_rows)
     rows, counts = make_rows(num_rows)
@@ -89,7 +86,7 @@ def test_a_step_is_gathered_and_committed(
     chosen = Chosen(randint(0, VOCAB, positions), randint(-4, 3, positions).clamp(min=1))
     stops = StopIds(bounds(randint(0, 3, windows)), randint(0, VOCAB, 2 * windows))
     results = list[list[Tensor]]()
-    for ops in (STEP_REFERENCE, native_step.table):
+    for ops in (STEP_REFERENCE, native_step):
         mine, error = copied(state), torch.zeros(1, dtype=torch.int32)
         inputs = ops.gather_step(rows, drafts, mine, error, BLOCK_SIZE, 50)
         report = Report.of(ops.commit_step(rows, drafts, chosen, stops, mine))
@@ -103,9 +100,7 @@ def test_a_step_is_gathered_and_committed(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [1, 15, 16, 577])
-def test_fingerprints_at_all_widths(
-    native_step: CpuStepOps, width: int, dtype: torch.dtype
-) -> None:
+def test_fingerprints_at_all_widths(native_step: StepOps, width: int, dtype: torch.dtype) -> None:
     rows, counts = make_rows(9)
     hidden = torch.randn(len(rows.position_row) + 4, width).to(dtype)
     expected = STEP_REFERENCE.fingerprint(hidden, rows, counts)
@@ -116,7 +111,7 @@ def test_fingerprints_at_all_widths(
 
 @pytest.mark.parametrize("vocab", [21, 64, 75])
 @pytest.mark.parametrize("count", SIZES)
-def test_logits_are_shaped(native_step: CpuStepOps, count: int, vocab: int) -> None:
+def test_logits_are_shaped(native_step: StepOps, count: int, vocab: int) -> None:
     """Ids of biases in no order, long histories of few tokens, sequences of any length."""
     index = torch.arange(count, dtype=torch.int32)
     at = Positions(index, index, randint(0, WIDTH + 1, count), randint(-2, VOCAB, count + 1, WIDTH))
@@ -145,7 +140,7 @@ def test_logits_are_shaped(native_step: CpuStepOps, count: int, vocab: int) -> N
 
 @pytest.mark.parametrize("vocab", [1, 7, 8, 31, 33, 1025])
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_tokens_are_chosen(native_step: CpuStepOps, count: int, vocab: int) -> None:
+def test_tokens_are_chosen(native_step: StepOps, count: int, vocab: int) -> None:
     rules = [
         OFF,
         {**OFF, "top_k": 3},
@@ -166,7 +161,7 @@ def test_tokens_are_chosen(native_step: CpuStepOps, count: int, vocab: int) -> N
 
 
 def test_a_choice_does_not_depend_on_threads_and_neighbours(
-    native_step: CpuStepOps, native: Any
+    native_step: StepOps, native: Any
 ) -> None:
     params = make_params([(0.8, {**OFF, "top_p": 0.9})] * 50, 3000)
     z, window = torch.randn(50, 3000), torch.arange(50, dtype=torch.int32)

@@ -22,12 +22,12 @@ from support.kernels.cases import (
     make_affine,
     make_quantized,
 )
-from surestep_kernels import QuantizedWeight
+from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.columns.cpu import prebuild
-from surestep_kernels.columns.cpu.build import build_library, file_of
+from surestep_kernels.columns.cpu.build import build_library
 from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
-from surestep_kernels.columns.cpu.ops import CpuOps
 from surestep_kernels.columns.cpu.prebuilt import TARGETS, fitting
+from surestep_kernels.cpu_kernels import load_cpu
 from surestep_kernels.linear import WeightFormat
 
 V3, V4, VNNI, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
@@ -93,10 +93,16 @@ def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
     ]
 
 
+def loaded(code: bytes) -> KernelSet:
+    """The ops of a library."""
+    kernels = load_cpu(code)
+    assert kernels is not None
+    return kernels
+
+
 def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Path) -> None:
     ahead, here = (
-        CpuOps.load(file_of(build_library(tmp_path, prebuilt=prebuilt)))
-        for prebuilt in (folder, tmp_path)
+        loaded(build_library(tmp_path, prebuilt=prebuilt)) for prebuilt in (folder, tmp_path)
     )
     generator = torch.Generator().manual_seed(3)
     for dtype in (torch.float32, torch.bfloat16):
@@ -114,21 +120,19 @@ PLAIN_C = {"x86_64": "-march=x86-64", "aarch64": "-march=armv8-a"}  # no wide ve
 @pytest.fixture(scope="module", params=[*FITS_HERE, "plain C"])
 def quantised_ops(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> CpuOps:
+) -> KernelSet:
     """The ops as each library has them that runs here."""
     if request.param == "plain C":
         file = tmp_path_factory.mktemp("plain") / "plain.so"
         compile_library("cc", (PLAIN_C[platform.machine()],), file)
     else:
         (file,) = (t.file(folder) for t in TARGETS[platform.machine()] if t.name == request.param)
-    ops = CpuOps.load(file)
-    ops.set_num_threads(1)
-    return ops
+    return loaded(file.read_bytes())
 
 
 @pytest.mark.parametrize("make", [make_quantized, make_affine])
 def test_every_library_multiplies_quantised_weights(
-    quantised_ops: CpuOps, make: Callable[[WeightFormat, int, int, int], QuantizedWeight]
+    quantised_ops: KernelSet, make: Callable[[WeightFormat, int, int, int], QuantizedWeight]
 ) -> None:
     """Few rows and many, which take other ways to the same bits."""
     for format_ in FORMATS if make is make_quantized else AFFINE:

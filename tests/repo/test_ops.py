@@ -11,7 +11,7 @@ from repo.source import PACKAGES, ROOT, tracked
 _PACKAGE = ROOT / PACKAGES["surestep_kernels"] / "surestep_kernels"
 _SHARED = {"columns"}  # what the implementations of all ops in one language share
 _TESTED_WITHIN = {"gather_tokens"}  # gather_step, which is made of it
-_COLUMNS = {"reference.py", "cpu.c", "triton.py"}
+_COLUMNS = {"reference.py", "cpu.c", "cpu.py", "triton.py"}
 _SYMBOL = re.compile(r"^\w[\w ]*\bsurestep_(\w+)\([^;{]*\{", re.MULTILINE)
 
 
@@ -40,6 +40,14 @@ def test_an_op_is_in_one_folder() -> None:
     assert [path.as_posix() for path in below] == []
     columns = [path for path in files if path.name in _COLUMNS]
     assert [p.as_posix() for p in columns if len(p.parts) != 2 or p.parts[0] not in ops] == []
+
+
+def test_c_is_called_from_the_folder_that_has_it() -> None:
+    folders = {name: {p.parts[0] for p in _files() if p.name == name} for name in _COLUMNS}
+    assert folders["cpu.c"] == folders["cpu.py"] > {"rms_norm"}
+    called = re.compile(r"library\.(?:short|long)\(")
+    outside = [path for path in _files() if path.name != "cpu.py" and path.suffix == ".py"]
+    assert [p for p in outside if called.search((_PACKAGE / p).read_text())] == []
 
 
 def test_c_functions_are_defined_once() -> None:

@@ -1,38 +1,32 @@
-"""Dense layers in one C call, and the KernelSet that has it."""
+"""Dense layers in one C call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from ctypes import (
-    CDLL,
-    Structure,
-    addressof,
-    byref,
-    c_float,
-    c_int,
-    c_long,
-    c_void_p,
-    sizeof,
-)
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from ctypes import Structure, addressof, byref, c_float, c_int, c_long, c_void_p, sizeof
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surestep_kernels.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
+from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library
 from surestep_kernels.linear import PackedLinear, WeightFormat
+from surestep_kernels.paged_attention.cpu import row_pointers
 from surestep_kernels.store_kv import LayerCache
-from surestep_kernels.table import KernelSet
+from surestep_kernels.store_kv.cpu import CachePages
 
-from .binding import DTYPE_CODES, CachePages, bind
-from .ops import CpuOps
+from .reference import DenseLayer, LayerTokens
 
 # The ops that the call is made of.
-_PARTS = (
-    *("rms_norm", "add_rms_norm", "linear", "silu_and_mul"),
-    *("rotary", "store_kv", "paged_attention"),
+PARTS = (
+    "rms_norm",
+    "add_rms_norm",
+    "linear",
+    "silu_and_mul",
+    "rotary",
+    "store_kv",
+    "paged_attention",
 )
 _VECTORS = "q_norm", "k_norm", "post_norm", "next_norm", "cos_sin", "sinks"
 
@@ -70,38 +64,16 @@ class _Tokens(Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CpuKernels(KernelSet):
-    """The C kernels; dense layers of unmixed ops are one call."""
-
-    c_dense_layers: Callable[..., None] | None = None
-    ops: CpuOps | None = None  # of the same library
-
-    def dense_layers(
-        self, layers: Sequence[DenseLayer], next_norms: Sequence[Tensor]
-    ) -> RunDenseLayers:
-        """Return one call, unless an op has been exchanged for another one."""
-        ops, run = self.ops, self.c_dense_layers
-        assert ops is not None
-        assert run is not None
-        if any(getattr(self, name) != getattr(ops, name) for name in _PARTS):
-            return KernelSet.dense_layers(self, layers, next_norms)
-        return _OneCall(layers, next_norms, run)
-
-
-def load_layers(library: Path) -> Callable[..., None]:
-    """Return the C function of a library. Raises OSError."""
-    return bind(CDLL(str(library)), "dense_layers", [*[c_void_p] * 6, c_long])
+def load(library: Library) -> CFunction:
+    """Return a function of layers and the norms behind them that makes them one call."""
+    return partial(_OneCall, library.long("dense_layers", "6P l"))
 
 
 class _OneCall:
     """Layers whose addresses are looked up once; implements RunDenseLayers."""
 
     def __init__(
-        self,
-        layers: Sequence[DenseLayer],
-        next_norms: Sequence[Tensor],
-        run: Callable[..., None],
+        self, run: CFunction, layers: Sequence[DenseLayer], next_norms: Sequence[Tensor]
     ) -> None:
         self._layers = list(zip(layers, next_norms, strict=True))  # what addresses point to
         self._run = run
@@ -148,17 +120,11 @@ def _address(tokens: LayerTokens, cache: LayerCache) -> int:
 
 
 def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
-    positions, kv_slots = tokens.positions, tokens.kv_slots
-    block_tables, slots, cu_rows, start, _ = tokens.rows
-    assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
-    assert slots.dtype is positions.dtype is kv_slots.dtype is torch.int64
-    assert block_tables.is_contiguous()
-    (count,) = start.shape  # Tensor.__len__ takes microseconds
-    assert slots.shape == (count,)
-    assert cu_rows.shape == (count + 1,)
-    parts = positions, kv_slots, block_tables, slots, cu_rows, start
-    sizes = positions.shape[0], count, block_tables.shape[1], block_size
-    return _Tokens(*(part.data_ptr() for part in parts), *sizes)
+    positions, kv_slots, rows = tokens.positions, tokens.kv_slots, tokens.rows
+    assert positions.dtype is kv_slots.dtype is torch.int64
+    pointers = positions.data_ptr(), kv_slots.data_ptr(), *row_pointers(rows)
+    sizes = positions.shape[0], rows.start.shape[0], rows.block_tables.shape[1], block_size
+    return _Tokens(*pointers, *sizes)
 
 
 def _structures(layers: Sequence[tuple[DenseLayer, Tensor]], dtype: torch.dtype) -> Any:

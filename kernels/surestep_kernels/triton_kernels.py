@@ -9,50 +9,24 @@ import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.causal_conv.triton import causal_conv
-from surestep_kernels.choose.triton import choose
-from surestep_kernels.clamped_swiglu.triton import clamped_swiglu
-from surestep_kernels.columns.gpu.compilations import watch_compilations
-from surestep_kernels.columns.products.families import Products
-from surestep_kernels.commit_step.triton import commit_step
-from surestep_kernels.fingerprint.triton import fingerprint
-from surestep_kernels.gated_delta.chunks import CHUNK
-from surestep_kernels.gated_delta.triton import gated_delta
-from surestep_kernels.gather_step.triton import gather_step
-from surestep_kernels.gather_tokens.triton import gather_tokens
-from surestep_kernels.latent_attention.triton import attend
-from surestep_kernels.latent_choice.triton import choose as choose_latents
-from surestep_kernels.linear.triton import LinearPartials, linear_partials, pack_quantized
-from surestep_kernels.moe.mixture import mix_experts_add_rms_norm, route_tokens
-from surestep_kernels.moe.triton import moe, pack_experts
-from surestep_kernels.mul_sigmoid.triton import mul_sigmoid
-from surestep_kernels.ngram.triton import ngram
-from surestep_kernels.project_heads.triton import project_heads_of_partials
-from surestep_kernels.rms_norm.triton import add_rms_norm, add_rms_norm_of_partials, rms_norm
-from surestep_kernels.rms_norm_gated.triton import rms_norm_gated
-from surestep_kernels.rotary.triton import rotary
-from surestep_kernels.route.triton import route, route_sigmoid
-from surestep_kernels.shape_logits.triton import shape_logits
-from surestep_kernels.silu_and_mul.triton import silu_and_mul, silu_and_mul_of_partials
-from surestep_kernels.store_kv.triton import store_kv
-from surestep_kernels.write_runs.triton import write_runs
-
+from .columns.gpu.compilations import watch_compilations
+from .columns.products.families import Products
+from .gated_delta.chunks import CHUNK
 from .linear import PackedLinear
+from .linear.triton import LinearPartials, linear_partials
 from .moe import Mixture, PackedExperts, Router
+from .moe.mixture import mix_experts_add_rms_norm, route_tokens
+from .moe.triton import moe
 from .project_heads import HeadProjection
+from .project_heads.triton import project_heads_of_partials
+from .rms_norm.triton import add_rms_norm_of_partials
+from .silu_and_mul.triton import silu_and_mul_of_partials
 from .store_kv import LayerCache
-from .table import REFERENCE, KernelSet, LatentOps, StepOps
+from .store_kv.triton import store_kv
+from .table import REFERENCE, KernelSet, LatentOps, StepOps, column
 
-LATENT_OPS = LatentOps(attend, choose_latents)
-STEP_OPS = StepOps(
-    write_runs=write_runs,
-    gather_step=gather_step,
-    gather_tokens=gather_tokens,
-    shape_logits=shape_logits,
-    choose=choose,
-    commit_step=commit_step,
-    fingerprint=fingerprint,
-)
+LATENT_OPS = LatentOps(**column(LatentOps, "triton"))
+STEP_OPS = StepOps(**column(StepOps, "triton"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +110,19 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
     if fp8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise InvalidRequest("this GPU does not multiply FP8", param="activation_dtype")
     products = Products(linear_backend, fp8_rows=fp8)
+    ops = column(KernelSet, "triton") | {
+        "linear": products.linear,
+        "store_kv": REFERENCE.store_kv,
+        "paged_attention": REFERENCE.paged_attention,
+        "moe": partial(_moe, products),
+    }
     return TritonKernels(
+        **ops,
         name="Triton and torch references",
-        set_num_threads=REFERENCE.set_num_threads,
-        rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
-        pack_linear=REFERENCE.pack_linear,
-        pack_quantized=pack_quantized,
         affine=False,
-        linear=products.linear,
         linear_partials=products.partials,
         products=products,
-        rotary=rotary,
-        kv_cache_shape=REFERENCE.kv_cache_shape,
-        store_kv=REFERENCE.store_kv,
-        paged_attention=REFERENCE.paged_attention,
-        silu_and_mul=silu_and_mul,
-        clamped_swiglu=clamped_swiglu,
-        causal_conv=causal_conv,
-        gated_delta=gated_delta,
-        rms_norm_gated=rms_norm_gated,
-        mul_sigmoid=mul_sigmoid,
-        route=route,
-        pack_experts=pack_experts,
-        moe=partial(_moe, products),
-        ngram=ngram,
         latent=LATENT_OPS,
-        route_sigmoid=route_sigmoid,
         delta_chunk=CHUNK,
         step=STEP_OPS,
         compilations=watch_compilations(),
