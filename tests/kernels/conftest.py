@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels.step_column import StepColumn
+from support.kernels.columns import triton_kernels
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
 from surestep_kernels.cpu_kernels import load_cpu
-from surestep_kernels.table import REFERENCE, StepOps
+from surestep_kernels.table import REFERENCE
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -74,17 +74,21 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
     compiled.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def native_step(compiled: KernelSet) -> StepOps:
-    return compiled.step
+@pytest.fixture(params=["c", "triton"])
+def column(request: pytest.FixtureRequest) -> KernelSet:
+    """Each column beside the reference. Triton's runs on a GPU, or in the interpreter."""
+    return _column(request)
 
 
-@pytest.fixture(params=["triton", "c"])
-def column(request: pytest.FixtureRequest) -> StepColumn:
-    """Triton on a GPU, or in the interpreter, and C on the CPU."""
-    if request.param == "c":
-        return StepColumn(request.getfixturevalue("native_step"), "cpu")
-    device = request.getfixturevalue("gpu")
-    from surestep_kernels.triton_kernels import STEP_OPS
+@pytest.fixture(params=["reference", "c", "triton"])
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """Each column, for what holds of the reference as well."""
+    return _column(request)
 
-    return StepColumn(STEP_OPS, device)
+
+def _column(request: pytest.FixtureRequest) -> KernelSet:
+    if request.param == "triton":
+        return triton_kernels(request.getfixturevalue("gpu"))
+    name = {"c": "native", "reference": "reference"}[request.param]
+    found: KernelSet = request.getfixturevalue(name)
+    return found
