@@ -65,8 +65,7 @@ RECIPES = (
         "sampling_parameter.patch",
         (
             "tests/e2e/test_even_penalty_served.py",
-            "tests/kernels/test_gpu_step_ops.py::test_shapes_logits_as_the_reference_does",
-            "tests/kernels/test_native_step.py::test_logits_are_shaped",
+            "tests/kernels/test_shape_logits.py",
             "tests/unit/worker/test_sampling_pipeline.py",
             "tests/unit/worker/test_speculative_equality.py",
             f"{FIELDS}::test_the_page_says_what_the_code_does",

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import KernelSet
-from surestep_kernels.ngram import Ngram, NgramDrafts
+from surestep_kernels.ngram import NgramDrafts
 from surestep_kernels.ngram import triton as ops
 from torch import Tensor
 
@@ -21,19 +19,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_BLOCK", 16)
 
 
-class Lookup(NamedTuple):
-    ngram: Ngram
-    device: str
-
-
-@pytest.fixture(params=["triton", "c"])
-def lookup(request: pytest.FixtureRequest) -> Lookup:
-    if request.param == "c":
-        native: KernelSet = request.getfixturevalue("native")
-        return Lookup(native.ngram, "cpu")
-    return Lookup(ops.ngram, request.getfixturevalue("gpu"))
-
-
 def make_table(rows: list[list[int]]) -> Tensor:
     """Rows in slots 1, 3, 5, ...; what lies behind a row and in other slots is stale."""
     width = max(map(len, rows)) + 3
@@ -44,13 +29,12 @@ def make_table(rows: list[list[int]]) -> Tensor:
 
 
 def propose(
-    lookup: Lookup, rows: list[list[int]], caps: list[int], min_n: int, max_n: int
+    column: KernelSet, rows: list[list[int]], caps: list[int], min_n: int, max_n: int
 ) -> NgramDrafts:
     slots = torch.arange(len(rows)) * 2 + 1
     lengths = torch.tensor([len(known) for known in rows])
-    inputs = (t.to(lookup.device) for t in (make_table(rows), slots, lengths, torch.tensor(caps)))
-    drafts = lookup.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n)
-    return NgramDrafts(*(part.cpu() for part in drafts))
+    inputs = make_table(rows), slots, lengths, torch.tensor(caps)
+    return column.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n)
 
 
 def by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:
@@ -77,10 +61,10 @@ def by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:
     more=st.integers(0, 4),
 )
 def test_equals_plain_search(
-    lookup: Lookup, rows: list[tuple[list[int], int]], min_n: int, more: int
+    column: KernelSet, rows: list[tuple[list[int], int]], min_n: int, more: int
 ) -> None:
     drafts = propose(
-        lookup, [known for known, _ in rows], [c for _, c in rows], min_n, min_n + more
+        column, [known for known, _ in rows], [c for _, c in rows], min_n, min_n + more
     )
     for (known, cap), ids, count in zip(rows, drafts.ids, drafts.counts.tolist(), strict=True):
         expected = by_search(known, min(cap, NUM_DRAFTS), min_n, min_n + more)
@@ -91,7 +75,7 @@ def test_equals_plain_search(
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(("min_n", "max_n"), [(1, 1), (2, 4), (3, 9)])
 def test_equals_the_reference(
-    lookup: Lookup, reference: KernelSet, min_n: int, max_n: int, dtype: torch.dtype
+    column: KernelSet, reference: KernelSet, min_n: int, max_n: int, dtype: torch.dtype
 ) -> None:
     rows = [torch.randint(3, (n,)).tolist() for n in (70, 0, 1, 2, 33, 16, 17)]
     columns = torch.stack(
@@ -102,26 +86,24 @@ def test_equals_the_reference(
         )
     ).to(dtype)
     inputs = make_table(rows), *columns
-    drafts = lookup.ngram(
-        *(t.to(lookup.device) for t in inputs), num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n
-    )
+    drafts = column.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n)
     expected = reference.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n)
     assert drafts.ids.dtype is drafts.counts.dtype is dtype
-    assert torch.equal(drafts.ids.cpu(), expected.ids)
-    assert torch.equal(drafts.counts.cpu(), expected.counts)
+    assert torch.equal(drafts.ids, expected.ids)
+    assert torch.equal(drafts.counts, expected.counts)
 
 
-def test_padding_and_slots_out_of_bounds_get_no_drafts(lookup: Lookup) -> None:
+def test_padding_and_slots_out_of_bounds_get_no_drafts(column: KernelSet) -> None:
     tokens = torch.ones(2, 8, dtype=torch.int32)
     slots, lengths = torch.tensor([1, -7, 1 << 40, 0]), torch.tensor([0, 8, 8, 1 << 40])
-    inputs = (t.to(lookup.device) for t in (tokens, slots, lengths, torch.full((4,), NUM_DRAFTS)))
-    drafts = lookup.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=2, min_n=1)
+    inputs = tokens, slots, lengths, torch.full((4,), NUM_DRAFTS)
+    drafts = column.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=2, min_n=1)
     assert drafts.counts.tolist() == [0, 0, 0, NUM_DRAFTS]
-    assert drafts.ids.cpu().tolist() == [[0] * NUM_DRAFTS] * 3 + [[1] * NUM_DRAFTS]
+    assert drafts.ids.tolist() == [[0] * NUM_DRAFTS] * 3 + [[1] * NUM_DRAFTS]
 
 
-def test_no_rows(lookup: Lookup) -> None:
-    none = torch.zeros(0, dtype=torch.int64).to(lookup.device)
-    tokens = torch.zeros(1, 4, dtype=torch.int32).to(lookup.device)
-    drafts = lookup.ngram(tokens, none, none, none, num_drafts=3, max_n=2, min_n=1)
+def test_no_rows(column: KernelSet) -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    tokens = torch.zeros(1, 4, dtype=torch.int32)
+    drafts = column.ngram(tokens, none, none, none, num_drafts=3, max_n=2, min_n=1)
     assert (drafts.ids.shape, drafts.counts.shape) == ((0, 3), (0,))
