@@ -22,7 +22,7 @@ import torch
 from surestep_kernels import KernelSet
 from surestep_kernels.choose import Chosen, DrawParams
 from surestep_kernels.commit_step import StopIds
-from surestep_kernels.cpu_kernels import load_cpu
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.ngram import ngram_reference
 from surestep_kernels.shape_logits import Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows

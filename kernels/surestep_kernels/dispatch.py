@@ -10,7 +10,7 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_kernels.paged_attention.backends import choose_attention
 
-from .cpu_kernels import load_cpu, moe_of
+from .cpu import load_cpu, moe_of
 from .linear import with_rounded_rows
 from .paged_attention import AttentionCase, refuse_int8
 from .paged_attention.cpu import refuse_unsupported
@@ -71,6 +71,6 @@ def load_kernels(
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """Return the Triton kernels, with torch references for ops that have none."""
-    from .triton_kernels import triton_kernels
+    from .triton import triton_kernels
 
     return triton_kernels(linear_backend, activation_dtype)

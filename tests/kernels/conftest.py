@@ -10,7 +10,7 @@ import torch
 from support.kernels.columns import triton_kernels
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
-from surestep_kernels.cpu_kernels import load_cpu
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.table import REFERENCE
 from torch import Tensor
 

@@ -13,7 +13,7 @@ import torch
 from surestep_kernels import load_kernels
 from surestep_kernels.columns.cpu.build import build_key, build_library, default_cache, file_of
 from surestep_kernels.columns.cpu.compiling import SHARED, SOURCES, BuildError
-from surestep_kernels.cpu_kernels import load_cpu
+from surestep_kernels.cpu import load_cpu
 
 
 @pytest.fixture(scope="module")

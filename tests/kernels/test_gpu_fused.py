@@ -18,7 +18,7 @@ from surestep_kernels.rotary.triton import rotary
 from surestep_kernels.silu_and_mul.triton import silu_and_mul, silu_and_mul_of_partials
 from surestep_kernels.store_kv import FP8, LayerCache
 from surestep_kernels.store_kv.triton import store_kv
-from surestep_kernels.triton_kernels import TritonKernels
+from surestep_kernels.triton import TritonKernels
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -11,7 +11,7 @@ from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.linear import WeightFormat
 from surestep_kernels.moe import Mixture, Router
-from surestep_kernels.triton_kernels import TritonKernels
+from surestep_kernels.triton import TritonKernels
 from torch import Tensor
 
 WIDTH, INNER, SHARED, EXPERTS, TOP_K = 640, 48, 300, 8, 3  # 640 inputs: 5 splits

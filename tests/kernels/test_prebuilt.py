@@ -27,7 +27,7 @@ from surestep_kernels.columns.cpu import prebuild
 from surestep_kernels.columns.cpu.build import build_library
 from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
 from surestep_kernels.columns.cpu.prebuilt import TARGETS, fitting
-from surestep_kernels.cpu_kernels import load_cpu
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.linear import WeightFormat
 
 V3, V4, VNNI, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
