@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from support.kernels.columns import triton_kernels
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
+from surestep_kernels.columns.cpu import compiling
 from surestep_kernels.cpu import load_cpu
 from surestep_kernels.table import REFERENCE
 from torch import Tensor
@@ -72,6 +74,16 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
     before = torch.get_num_threads()
     yield compiled
     compiled.set_num_threads(before)
+
+
+@pytest.fixture
+def few_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One short file in place of all of C, where it matters only what becomes of a library."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "one.c").write_text("int surestep_panel_width(void) { return 16; }\n")
+    monkeypatch.setattr(compiling, "SOURCES", folder)
+    return folder
 
 
 @pytest.fixture(params=["c", "triton"])
