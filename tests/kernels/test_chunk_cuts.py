@@ -7,15 +7,13 @@ outputs, for a sequence of whole chunks, the tail of a prompt and tokens that we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from support.kernels.columns import triton_kernels
 from support.kernels.recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence
 from surestep_kernels import KernelSet
-from surestep_kernels.causal_conv import triton as conv_ops
-from surestep_kernels.gated_delta import triton as ops
 from surestep_kernels.gated_delta.chunks import CHUNK
 from torch import Tensor
 
@@ -37,8 +35,8 @@ State = list[Tensor]
 
 
 @pytest.fixture
-def kernels(reference: KernelSet) -> KernelSet:
-    return replace(reference, causal_conv=conv_ops.causal_conv, gated_delta=ops.gated_delta)
+def kernels(gpu: str) -> KernelSet:
+    return triton_kernels(gpu)
 
 
 def of_the_sequence(first: int, n: int) -> int:
@@ -52,14 +50,14 @@ def of_the_row(first: int, n: int) -> int:
 
 def held(layer: Layer) -> State:
     """What slot 0 holds."""
-    return [layer.delta.state[0].cpu(), layer.conv.inputs[0, :3].cpu()]
+    return [layer.delta.state[0], layer.conv.inputs[0, :3]]
 
 
 def computed(
-    kernels: KernelSet, gpu: str, borders: Iterable[int], chunked: Chunked = of_the_sequence
+    kernels: KernelSet, borders: Iterable[int], chunked: Chunked = of_the_sequence
 ) -> State:
     """State and outputs behind a sequence that is cut there."""
-    layer, outputs = Layer(kernels, SIZES, 1, torch.bfloat16, gpu), []
+    layer, outputs = Layer(kernels, SIZES, 1, torch.bfloat16), []
     for first, end in pairwise([0, *borders, LENGTH]):
         row = Row(0, first, end - first, False, 0, chunked=chunked(first, end - first))
         outputs += layer.run([row], {0: SEQUENCE})
@@ -78,30 +76,30 @@ CUTS = [
 ]
 
 
-def test_every_cut_gives_the_same_bits(gpu: str, kernels: KernelSet) -> None:
-    whole = computed(kernels, gpu, [])
+def test_every_cut_gives_the_same_bits(kernels: KernelSet) -> None:
+    whole = computed(kernels, [])
     for borders in CUTS:
-        assert equal(computed(kernels, gpu, borders), whole), borders
+        assert equal(computed(kernels, borders), whole), borders
 
 
 @pytest.mark.parametrize("borders", [[36], [CHUNK + 1], [CHUNK, CHUNK + 30]])
 def test_the_proof_sees_chunks_that_are_counted_from_a_row(
-    gpu: str, kernels: KernelSet, borders: list[int]
+    kernels: KernelSet, borders: list[int]
 ) -> None:
-    whole = computed(kernels, gpu, [], of_the_row)
-    assert not equal(computed(kernels, gpu, borders, of_the_row), whole)
+    whole = computed(kernels, [], of_the_row)
+    assert not equal(computed(kernels, borders, of_the_row), whole)
 
 
-def test_chunks_round_otherwise_than_their_tokens(gpu: str, kernels: KernelSet) -> None:
+def test_chunks_round_otherwise_than_their_tokens(kernels: KernelSet) -> None:
     """Or nothing here proves anything."""
-    one_by_one = computed(kernels, gpu, [], lambda first, n: 0)
-    assert not equal(one_by_one, computed(kernels, gpu, []))
+    one_by_one = computed(kernels, [], lambda first, n: 0)
+    assert not equal(one_by_one, computed(kernels, []))
 
 
 @pytest.mark.parametrize("at", [CHUNK, 2 * CHUNK, WHOLE + 3])
-def test_a_snapshot_is_gone_on_from_to_the_same_bits(gpu: str, kernels: KernelSet, at: int) -> None:
+def test_a_snapshot_is_gone_on_from_to_the_same_bits(kernels: KernelSet, at: int) -> None:
     """Another slot starts with the state that a row left on its way."""
-    layer = Layer(kernels, SIZES, 2, torch.bfloat16, gpu)
+    layer = Layer(kernels, SIZES, 2, torch.bfloat16)
     layer.run([Row(0, 0, LENGTH, False, 0, at, 2, WHOLE)], {0: SEQUENCE})
     layer.delta.state[1] = layer.delta.snapshots[2]
     layer.conv.inputs[1, :3] = layer.conv.snapshots[2]
@@ -113,14 +111,14 @@ def test_a_snapshot_is_gone_on_from_to_the_same_bits(gpu: str, kernels: KernelSe
 
 @pytest.mark.parametrize("accepted", [1, 3, 4])
 def test_what_was_emitted_is_computed_again_to_the_same_bits(
-    gpu: str, kernels: KernelSet, accepted: int
+    kernels: KernelSet, accepted: int
 ) -> None:
     """By windows with drafts, some rejected, or as known tokens after a preemption or a fault."""
-    served = Layer(kernels, SIZES, 1, torch.bfloat16, gpu)
+    served = Layer(kernels, SIZES, 1, torch.bfloat16)
     served.run([Row(0, 0, PROMPT, False, 0, chunked=WHOLE)], {0: SEQUENCE})
     (window,) = served.run([Row(0, PROMPT, 4, True, 0)], {0: SEQUENCE})
     at = PROMPT + accepted
-    again = Layer(kernels, SIZES, 1, torch.bfloat16, gpu)
+    again = Layer(kernels, SIZES, 1, torch.bfloat16)
     (replayed,) = again.run([Row(0, 0, at, False, 0, chunked=WHOLE)], {0: SEQUENCE})
     assert torch.equal(replayed[PROMPT:], window[:accepted])
     if at < LENGTH:  # the next row folds what was accepted
@@ -131,9 +129,9 @@ def test_what_was_emitted_is_computed_again_to_the_same_bits(
 
 
 @pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
-def test_neighbours_of_any_size_change_nothing(gpu: str, kernels: KernelSet, size: int) -> None:
+def test_neighbours_of_any_size_change_nothing(kernels: KernelSet, size: int) -> None:
     sequences = {0: SEQUENCE, 1: slow(2 * CHUNK, 1)}
-    layer = Layer(kernels, SIZES, 2, torch.bfloat16, gpu)
+    layer = Layer(kernels, SIZES, 2, torch.bfloat16)
     beside = Row(1, 0, size, False, 0, chunked=size // CHUNK * CHUNK)
     _, mine = layer.run([beside, Row(0, 0, LENGTH, False, 0, chunked=WHOLE)], sequences)
-    assert equal([*held(layer), mine], computed(kernels, gpu, []))
+    assert equal([*held(layer), mine], computed(kernels, []))
