@@ -1,3 +1,5 @@
+"""How paged attention in Triton is divided among programs, and that this does not show."""
+
 from __future__ import annotations
 
 import math
@@ -5,12 +7,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import triton.language as tl
 from support.kernels.cases import (
-    DTYPES,
     Context,
     assert_close,
     fill_cache,
@@ -26,29 +26,6 @@ from surestep_kernels.paged_attention import work as attention_work
 from surestep_kernels.store_kv import FP8, LayerCache
 from torch import Tensor
 
-# Query heads, KV heads, head_dim, block size: groups of 1, 3, 4, 7 and 8; pages that are parts of
-# the blocks that a kernel reads, have such as their parts, or neither.
-HEADS = [(2, 2, 24, 8), (6, 2, 64, 16), (4, 1, 40, 128), (7, 1, 128, 24), (8, 1, 96, 40)]
-LENGTHS = [1, 5, 17, 64, 90, 200]  # positions that the last token of a row sees
-COUNTS = [1, 2, 16, 1, 23, 4]  # tokens of the row: decode, windows, prompts
-
-
-@pytest.fixture
-def exact_products(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter, products are NumPy's, whose last bits depend on a row's place.
-
-    In double precision, rounded once, they do not.
-    """
-    if gpu == "cuda":
-        return
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def create_dot(self: Any, a: Any, b: Any, acc: Any, *precision: Any) -> Any:
-        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
-        return TensorHandle(product.astype(np.float32) + acc.data, acc.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-
 
 class Row(NamedTuple):
     context: int  # row of the context
@@ -56,7 +33,7 @@ class Row(NamedTuple):
     tokens: int
 
 
-def all_rows(lengths: list[int] = LENGTHS, counts: list[int] = COUNTS) -> list[Row]:
+def all_rows(lengths: list[int], counts: list[int]) -> list[Row]:
     return [Row(i, n - c, c) for i, (n, c) in enumerate(zip(lengths, counts, strict=True))]
 
 
@@ -87,50 +64,6 @@ def check(gpu: str, q: Tensor, cache: LayerCache, rows: AttentionRows, **options
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), HEADS)
-@interpreted_in_turn
-def test_equals_the_reference_and_never_sees_unused_pages(
-    gpu: str,
-    reference: KernelSet,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-) -> None:
-    context = make_context(LENGTHS, kv_heads, head_dim, dtype, block_size)
-    cache = fill_cache(reference, context)  # NaN wherever nothing was stored
-    q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
-    check(gpu, q, cache, batch(context, all_rows()))
-
-
-@pytest.mark.parametrize("window", [1, 7, 16, 100, 1000])
-def test_a_sliding_window_and_sinks(gpu: str, reference: KernelSet, window: int) -> None:
-    context = make_context(LENGTHS, 1, 24, torch.float32)
-    for row in all_rows():  # nobody sees what lies before the window of a row's first token
-        unseen = max(0, row.start + 1 - window)
-        context.k[row.context][:unseen] = torch.nan
-        context.v[row.context][:unseen] = torch.nan
-    cache = fill_cache(reference, context)
-    q, sinks = torch.randn(sum(COUNTS), 3, 24), torch.tensor([-3.0, 0.5, 9.0])
-    check(gpu, q, cache, batch(context, all_rows()), window=window, sinks=sinks)
-    check(gpu, q, cache, batch(context, all_rows()), window=window)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scales", [None, (0.02, 0.5)])
-def test_fp8_pages(
-    gpu: str, reference: KernelSet, dtype: torch.dtype, scales: tuple[float, float] | None
-) -> None:
-    context = make_context(LENGTHS, 2, 40, dtype)
-    as_tensor = None if scales is None else torch.tensor(scales)
-    cache = fill_cache(reference, context, FP8, as_tensor)
-    assert cache.k.dtype is FP8
-    q = torch.randn(sum(COUNTS), 6, 40).to(dtype)
-    check(gpu, q, cache, batch(context, all_rows()), sinks=torch.randn(6))
-
-
 # Splits each in a program or all in one; scratch for none of them, for some rows, for all.
 SHARES = [(1, 1 << 30), (2, 1 << 30), (7, 1 << 30), (1 << 20, 1 << 30), (5, 0), (3, 4)]
 
@@ -143,10 +76,13 @@ def share_out(monkeypatch: pytest.MonkeyPatch, programs: int, lines: int, q: Ten
 
 
 @pytest.mark.parametrize(
-    ("options", "fp8"),
-    [({}, False), ({"window": 300}, False), ({"sinks": torch.tensor([1.0, -1, 0])}, True)],
+    ("dtype", "options", "fp8"),
+    [
+        (torch.float32, {}, False),
+        (torch.bfloat16, {"window": 300}, False),
+        (torch.bfloat16, {"sinks": torch.tensor([1.0, -1, 0])}, True),
+    ],
 )
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @interpreted_in_turn
 def test_who_attends_to_a_split_does_not_show(
     gpu: str,
@@ -242,39 +178,6 @@ def test_a_prompt_has_a_program_for_each_tile() -> None:
     assert grid.has_long
 
 
-@pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (50, torch.bfloat16)])
-def test_decode_windows_and_prompts_agree_bit_for_bit(
-    gpu: str, reference: KernelSet, window: int, dtype: torch.dtype
-) -> None:
-    """Any cut of a sequence into rows, beside any neighbours, gives the bits of one prompt."""
-    length, begin = 270, 235  # a prompt over the border between two splits
-    context = make_context([length, 60], 1, 24, dtype)
-    cache = fill_cache(reference, context)
-    q, other = torch.randn(length, 3, 24).to(dtype), torch.randn(6, 3, 24).to(dtype)
-    prompt = batch(context, [Row(0, begin, length - begin)])
-    whole = attend(gpu, q[begin:], cache, prompt, window=window)
-    for first, count in ((255, 4), (257, 1), (244, 16)):
-        own = q[first : first + count]
-        alone = attend(gpu, own, cache, batch(context, [Row(0, first, count)]), window=window)
-        rows = batch(context, [Row(1, 30, 6), Row(0, first, count)])
-        mixed = attend(gpu, torch.cat((other, own)), cache, rows, window=window)
-        expected = whole[first - begin : first - begin + count]
-        assert torch.equal(alone, expected), (first, count)
-        assert torch.equal(mixed[6:], expected), (first, count)
-
-
-def test_what_lies_behind_a_token_does_not_change_it(gpu: str, reference: KernelSet) -> None:
-    """A rejected draft, even one that is NaN in its values alone, leaves no trace before it."""
-    context, q = make_context([100], 1, 24, torch.float32), torch.randn(5, 3, 24)
-    rows = batch(context, [Row(0, 95, 5)])
-    clean = attend(gpu, q, fill_cache(reference, context), rows)
-    context.v[0][98:] = torch.nan
-    dirty = attend(gpu, q, fill_cache(reference, context), rows)
-    assert torch.equal(dirty[:3], clean[:3])
-    assert dirty[3:].isnan().all()
-
-
 def test_padding_is_harmless(gpu: str, reference: KernelSet) -> None:
     """Rows without tokens, rows on the NULL block, tokens of no row, wild entries of tables."""
     context = make_context([40, 200], 2, 40, torch.float32)
@@ -292,11 +195,3 @@ def test_padding_is_harmless(gpu: str, reference: KernelSet) -> None:
     )
     assert torch.equal(attend(gpu, q, cache, null)[:6], plain)
     assert attend(gpu, q[:0], cache, padded).shape == (0, 4, 40)
-
-
-def test_a_slice_of_a_projection(gpu: str, reference: KernelSet) -> None:
-    context = make_context([50], 2, 24, torch.float32)
-    cache, rows = fill_cache(reference, context), batch(context, [Row(0, 47, 3)])
-    qkv = torch.randn(3, 8, 24)
-    sliced, packed = qkv[:, :4], qkv[:, :4].contiguous()
-    assert torch.equal(attend(gpu, sliced, cache, rows), attend(gpu, packed, cache, rows))
