@@ -10,6 +10,7 @@ import torch
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.linear import FP16_HEADERS, WeightFormat
 from surestep_kernels.store_kv import LayerCache
+from surestep_kernels.table import REFERENCE
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -86,6 +87,8 @@ def fill_cache(
     scales: Tensor | None = None,
 ) -> LayerCache:
     """A cache of the context's or another dtype that holds the context and NaN everywhere else."""
+    if kernels.name.startswith("Triton"):
+        kernels = REFERENCE  # has the same pages, and no interpreter to go through
     kv_heads, head_dim = context.k[0].shape[1:]
     num_blocks = int(context.block_tables.max()) + 2
     shape = kernels.kv_cache_shape(num_blocks, context.block_size, kv_heads, head_dim)

@@ -1,3 +1,5 @@
+"""Unquantised products in Triton by splits of K, and who chooses among the families."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,21 +15,6 @@ from torch import Tensor
 
 SPLITS = 4
 DEPTH = 3 * ops._BLOCK_K * SPLITS - 70  # the last split is shorter
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(1, 7), (7, 64), (70, 145), (130, 320)])
-@pytest.mark.parametrize("rows", [1, 67])
-def test_equals_the_reference(
-    gpu: str, rows: int, columns: int, depth: int, dtype: torch.dtype
-) -> None:
-    x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
-    for bias in (None, torch.randn(columns).to(dtype)):
-        wide = None if bias is None else bias.float()
-        expected = linear_reference(x.float(), pack_linear_reference(weight.float(), wide))
-        packed = pack_linear_reference(weight.to(gpu), None if bias is None else bias.to(gpu))
-        assert_close(linear(x.to(gpu), packed, torch.float32).cpu(), expected)
-        assert_close(linear(x.to(gpu), packed).cpu(), expected.to(dtype))
 
 
 def test_float16(gpu: str) -> None:
@@ -46,11 +33,6 @@ def test_what_lies_beyond_the_rows_and_a_padded_bias_are_not_read(gpu: str) -> N
     actual = linear(x.to(gpu)[:3], packed, torch.float32).cpu()
     assert_close(actual, weight.float().sum(dim=1).add(bias[:5]).expand(3, 5))
     assert linear(x.to(gpu), packed)[3:].isnan().all()
-
-
-def test_no_rows(gpu: str) -> None:
-    packed = pack_linear_reference(torch.randn(5, 8, device=gpu))
-    assert linear(torch.empty(0, 8, device=gpu), packed).shape == (0, 5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,3 +1,5 @@
+"""Quantised products in Triton: tiles, splits, and codes on their way."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -23,29 +25,6 @@ def pack(weight: QuantizedWeight, bias: Tensor | None, device: str) -> PackedLin
     assert scales is not None
     moved = QuantizedWeight(codes, scales, zeros, weight.group_size)
     return ops.pack_quantized(moved, None if bias is None else bias.to(device))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize(
-    ("columns", "depth", "group_size"), [(7, 8, 8), (70, 100, 24), (64, 128, 128), (130, 320, 128)]
-)
-def test_equals_the_reference(
-    gpu: str,
-    reference: KernelSet,
-    format_: WeightFormat,
-    columns: int,
-    depth: int,
-    group_size: int,
-    dtype: torch.dtype,
-) -> None:
-    weight = make_quantized(format_, columns, depth, group_size)
-    for rows, bias in ((1, None), (19, torch.randn(columns).to(dtype))):
-        x = torch.randn(rows, depth).to(dtype)
-        packed = pack(weight, bias, gpu)
-        expected = reference.linear(x, reference.pack_quantized(weight, bias), torch.float32)
-        assert_close(ops.linear(x.to(gpu), packed, torch.float32).cpu(), expected)
-        assert_close(ops.linear(x.to(gpu), packed).cpu(), expected.to(dtype))
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -111,11 +90,6 @@ def test_a_row_of_any_numbers_does_not_depend_on_the_others(
     alone = torch.cat([ops.linear(row, packed) for row in x[:20].split(1)])
     for rows in (20, 64, 65, 300, 700):
         assert torch.equal(ops.linear(x[:rows], packed)[:20], alone)
-
-
-def test_no_rows(gpu: str) -> None:
-    packed = pack(make_quantized(WeightFormat.FP8, 5, 8, 8), None, gpu)
-    assert ops.linear(torch.empty(0, 8, device=gpu), packed).shape == (0, 5)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
