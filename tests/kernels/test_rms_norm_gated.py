@@ -19,5 +19,5 @@ def test_equals_the_reference_with_a_slice_as_gate(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_others(column: KernelSet, dtype: torch.dtype) -> None:
-    x, gate, weight = *torch.randn(2, 20, 3, 400).to(dtype), torch.randn(400)
-    assert_rows_alone(column, lambda *rows: column.rms_norm_gated(*rows, weight, 1e-6), x, gate)
+    (x, gate), weight = torch.randn(2, 20, 3, 400).to(dtype), torch.randn(400)
+    assert_rows_alone(column, lambda x, z: column.rms_norm_gated(x, z, weight, 1e-6), x, gate)

@@ -36,7 +36,8 @@ def stored(
     slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
     shape = kernels.kv_cache_shape(-(-int(slots.max() + 1) // BLOCK_SIZE), BLOCK_SIZE, *k.shape[1:])
-    cache = LayerCache(*(torch.full(shape, torch.nan).to(dtype) for _ in "kv"), scales)
+    k_pages, v_pages = (torch.full(shape, torch.nan).to(dtype) for _ in "kv")
+    cache = LayerCache(k_pages, v_pages, scales)
     kernels.store_kv(k, v, cache, slots)
     return pages(cache, kernels)
 

@@ -30,14 +30,18 @@ def on_device(kernels: KernelSet, device: str) -> KernelSet:
     """Return ops that take and return tensors on the CPU, and run on the device."""
     if device == "cpu":
         return kernels
-    nested = {"step": _moving(kernels.step, device), "latent": _moving(kernels.latent, device)}
-    return replace(_moving(kernels, device), **nested)
+    return replace(
+        _moving(kernels, device),
+        step=_moving(kernels.step, device),
+        latent=_moving(kernels.latent, device),
+    )
 
 
 def _moving(table: _Ops, device: str) -> _Ops:
     ops = {field.name: getattr(table, field.name) for field in fields(table)}
-    moving = {n: partial(_call, op, device) for n, op in ops.items() if callable(op)}
-    return replace(table, **{n: op for n, op in moving.items() if n not in _HOST_OPS})
+    moving = {n for n, op in ops.items() if callable(op)} - _HOST_OPS
+    made: dict[str, Any] = {n: partial(_call, ops[n], device) for n in moving}
+    return replace(table, **made)
 
 
 def _call(op: Callable[..., Any], device: str, *args: Any, **options: Any) -> Any:
@@ -69,6 +73,6 @@ def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         parts = [_mapped(part, change) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if is_dataclass(tree) and not isinstance(tree, type):
-        parts = {field.name: getattr(tree, field.name) for field in fields(tree)}
-        return replace(tree, **_mapped(parts, change))
+        own = {field.name: getattr(tree, field.name) for field in fields(tree)}
+        return replace(tree, **_mapped(own, change))
     return tree
