@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from support.kernels.cases import (
 )
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.columns.cpu import prebuild
-from surestep_kernels.columns.cpu.build import build_library, default_cache
+from surestep_kernels.columns.cpu.build import build_library, default_cache, file_of
 from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
 from surestep_kernels.columns.cpu.prebuilt import TARGETS, Target, fitting
 from surestep_kernels.cpu import load_cpu
@@ -126,7 +127,10 @@ RUN_HERE = [*(t for t in TARGETS[platform.machine()] if t.name in FITS_HERE), PL
 @pytest.fixture(scope="module", params=RUN_HERE, ids=lambda target: target.name)
 def quantised_ops(request: pytest.FixtureRequest) -> KernelSet:
     """The ops as each library has them that runs here."""
-    return library(request.param)
+    ops = library(request.param)
+    if request.param is PLAIN:
+        assert CDLL(str(file_of(ops.code))).surestep_panel_width() == 16
+    return ops
 
 
 @takes_long

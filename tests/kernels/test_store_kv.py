@@ -82,8 +82,9 @@ def test_writes_the_named_slots_only(kernels: KernelSet, dtype: torch.dtype) -> 
 
 def many_numbers() -> Tensor:
     """Of every exponent, both signs, halves between codes, no number, and beyond the largest."""
+    bits = torch.arange(0, 1 << 32, (1 << 16) + 1).to(torch.uint32).view(torch.float32)
     halves = torch.arange(0, 1 << 32, 1 << 19).to(torch.uint32).view(torch.float32)
-    return torch.cat((halves, halves.nextafter(torch.tensor(0.0)), halves.nextafter(halves * 2)))
+    return torch.cat((bits, halves, halves.nextafter(torch.tensor(0.0))))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, as interpreter
