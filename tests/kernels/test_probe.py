@@ -64,6 +64,7 @@ MUTANTS: dict[str, Width] = {
 def test_narrow_instructions_serve_quantised_weights_if_they_add_alike(
     monkeypatch: pytest.MonkeyPatch, format_: WeightFormat, alike: bool
 ) -> None:
+    monkeypatch.setattr(asked, "_PAIRS", asked._PAIRS[:1])
     other = MUTANTS["wgmma of few columns is another one"]
     matrix_instructions.install(monkeypatch, *(() if alike else (other,)))
     result = ask([*weights(), pack_quantized(make_quantized(format_, 64, 128, 32))])
