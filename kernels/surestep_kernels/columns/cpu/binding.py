@@ -69,7 +69,7 @@ def pointers(*tensors: Tensor) -> list[int]:
 
 def struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
     """Return the C struct of a named tuple: pointers to the tensors, followed by their sizes."""
-    return pack(f"{len(tensors)}P{len(sizes)}l", *pointers(*tensors), *sizes)
+    return pack(f"{len(tensors)}P{len(sizes)}l", *[x.data_ptr() for x in tensors], *sizes)
 
 
 def table_sizes(state: SlotState, block_size: int, num_blocks: int) -> bytes:
