@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from surestep_kernels import KernelSet
 from surestep_kernels.choose import Chosen, DrawParams
-from surestep_kernels.columns.cpu.build import build_library, file_of
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
 from surestep_kernels.commit_step import StopIds
-from surestep_kernels.dispatch import load_kernels
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.ngram import ngram_reference
 from surestep_kernels.shape_logits import Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
@@ -82,7 +81,7 @@ def make_step(num_rows: int) -> Step:
     return Step(rows, drafts, state)
 
 
-def slot_cases(native: CpuStepOps, num_rows: int) -> Iterator[Case]:
+def slot_cases(native: KernelSet, num_rows: int) -> Iterator[Case]:
     step, error = make_step(num_rows), words([0])
     positions = len(step.rows.position_row)
     chosen = Chosen(torch.randint(1000, (positions,), dtype=torch.int32), torch.ones_like(error))
@@ -110,7 +109,7 @@ def slot_cases(native: CpuStepOps, num_rows: int) -> Iterator[Case]:
         "write_runs": lambda ops: ops.write_runs(step.state.tokens.view(-1), runs),
     }
     for op, call in calls.items():
-        yield Case(op, f"R={num_rows}", partial(call, STEP_REFERENCE), partial(call, native.table))
+        yield Case(op, f"R={num_rows}", partial(call, STEP_REFERENCE), partial(call, native.step))
     columns = step.rows.slot, torch.full_like(step.rows.slot, CONTEXT), step.drafts.counts
     reference, c = (
         partial(ngram, step.state.tokens, *columns, num_drafts=DRAFTS, max_n=4, min_n=2)
@@ -133,7 +132,7 @@ def make_draw(num_rows: int, vocab: int, name: str) -> DrawParams:
     )
 
 
-def choose_cases(native: CpuStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
+def choose_cases(native: KernelSet, vocab: int, num_rows: int) -> Iterator[Case]:
     window = torch.arange(num_rows, dtype=torch.int32)
     length = torch.randint(1 << 20, (num_rows,), dtype=torch.int32)
     for kind, ahead in (("flat", 0.0), ("peaked", 12.0)):
@@ -144,24 +143,24 @@ def choose_cases(native: CpuStepOps, vocab: int, num_rows: int) -> Iterator[Case
             truncated = name not in ("greedy", "temperature")
             reference, c = (
                 partial(ops.choose, z, window, length, params, random=random, truncated=truncated)
-                for ops in (STEP_REFERENCE, native.table)
+                for ops in (STEP_REFERENCE, native.step)
             )
             yield Case("choose", f"V={vocab} N={num_rows} {kind} {name}", reference, c)
 
 
-def shape_cases(native: CpuStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
+def shape_cases(native: KernelSet, vocab: int, num_rows: int) -> Iterator[Case]:
     z, which = torch.randn(num_rows, vocab), torch.arange(num_rows, dtype=torch.int32)
     tokens = torch.randint(vocab, (num_rows, WIDTH), dtype=torch.int32)
     at = Positions(which, which, torch.full_like(which, CONTEXT), tokens)
     factors = (torch.full((num_rows,), value) for value in (1.1, 0.1, 0.1))
     asked = Shaping(penalties=Penalties(which, torch.full_like(which, CONTEXT // 2), *factors))
     reference, c = (
-        partial(ops.shape_logits, z, at, asked) for ops in (STEP_REFERENCE, native.table)
+        partial(ops.shape_logits, z, at, asked) for ops in (STEP_REFERENCE, native.step)
     )
     yield Case("shape_logits", f"V={vocab} N={num_rows} penalties", reference, c)
 
 
-def cases(native: CpuStepOps, vocabs: list[int]) -> Iterator[Case]:
+def cases(native: KernelSet, vocabs: list[int]) -> Iterator[Case]:
     for num_rows in (1, 32, 256):
         yield from slot_cases(native, num_rows)
     for vocab in vocabs:
@@ -194,8 +193,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
     torch.manual_seed(0)
-    load_kernels("cpu").set_num_threads(args.threads)
-    native, lines = CpuStepOps.load(file_of(build_library())), list[dict[str, Any]]()
+    native, lines = load_cpu(), list[dict[str, Any]]()
+    assert native is not None
+    native.set_num_threads(args.threads)
     for case in cases(native, args.vocab):
         if args.ops and case.op not in args.ops:
             continue

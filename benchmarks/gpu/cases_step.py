@@ -13,7 +13,7 @@ from surestep_kernels.commit_step import StopIds, report_width
 from surestep_kernels.gather_tokens import TokenRuns
 from surestep_kernels.shape_logits import Masks, Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.triton_table import STEP_OPS
+from surestep_kernels.triton import STEP_OPS
 from surestep_kernels.write_runs import Runs
 from torch import Tensor
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from surestep_common.errors import InvalidRequest
-from torch import Tensor
 
-from surestep_kernels.columns.cpu.build import build_library, file_of
-from surestep_kernels.columns.cpu.compiling import BuildError
-from surestep_kernels.columns.cpu.latent_ops import CpuLatentOps
-from surestep_kernels.columns.cpu.layer_ops import CpuKernels, load_layers
-from surestep_kernels.columns.cpu.ops import CpuOps, refuse_unsupported
-from surestep_kernels.columns.cpu.recurrent_ops import CpuRecurrentOps
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
 from surestep_kernels.paged_attention.backends import choose_attention
 
-from .clamped_swiglu import ClampedSwiglu
-from .linear import Linear, with_rounded_rows
-from .moe import Moe, moe_reference, pack_experts_reference
+from .cpu import load_cpu, moe_of
+from .linear import with_rounded_rows
 from .paged_attention import AttentionCase, refuse_int8
+from .paged_attention.cpu import refuse_unsupported
 from .table import REFERENCE, KernelSet
 
 logger = logging.getLogger(__name__)
@@ -63,7 +53,7 @@ def load_kernels(
     if device == "cpu" and activation_dtype == "fp8":
         linear = with_rounded_rows(kernels.linear)
         activations = kernels.silu_and_mul, kernels.clamped_swiglu
-        kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
+        kernels = replace(kernels, linear=linear, moe=moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     case = case or AttentionCase.on(device)
     refuse_int8(case)
@@ -81,57 +71,6 @@ def load_kernels(
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """Return the Triton kernels, with torch references for ops that have none."""
-    from .triton_table import triton_kernels
+    from .triton import triton_kernels
 
     return triton_kernels(linear_backend, activation_dtype)
-
-
-def load_cpu(code: bytes = b"") -> KernelSet | None:
-    """Return the C kernels, from their `code` or compiled, or None after a warning that says why
-    not."""
-    try:
-        code = code or build_library()
-        library = file_of(code)
-        ops, recurrent = CpuOps.load(library), CpuRecurrentOps.load(library)
-        step, layers = CpuStepOps.load(library), load_layers(library)
-    except (BuildError, OSError) as error:
-        logger.warning("no C kernels, using the much slower torch references: %s", error)
-        return None
-    ops.set_num_threads(1)
-    return CpuKernels(
-        name="C",
-        c_dense_layers=layers,
-        ops=ops,
-        set_num_threads=ops.set_num_threads,
-        rms_norm=ops.rms_norm,
-        add_rms_norm=ops.add_rms_norm,
-        pack_linear=ops.pack_linear,
-        pack_quantized=ops.pack_quantized,
-        linear=ops.linear,
-        rotary=ops.rotary,
-        kv_cache_shape=ops.kv_cache_shape,
-        store_kv=ops.store_kv,
-        paged_attention=ops.paged_attention,
-        silu_and_mul=ops.silu_and_mul,
-        clamped_swiglu=ops.clamped_swiglu,
-        causal_conv=recurrent.causal_conv,
-        gated_delta=recurrent.gated_delta,
-        rms_norm_gated=recurrent.rms_norm_gated,
-        mul_sigmoid=recurrent.mul_sigmoid,
-        route=recurrent.route,
-        route_sigmoid=recurrent.route_sigmoid,
-        latent=CpuLatentOps.load(library).table,
-        pack_experts=pack_experts_reference,
-        moe=_moe_of(ops.linear, ops.silu_and_mul, ops.clamped_swiglu),
-        ngram=step.ngram,
-        step=replace(step.table, synchronous=True),
-        code=code,
-    )
-
-
-def _moe_of(
-    linear: Linear, silu_and_mul: Callable[[Tensor], Tensor], clamped_swiglu: ClampedSwiglu
-) -> Moe:
-    return partial(
-        moe_reference, linear=linear, silu_and_mul=silu_and_mul, clamped_swiglu=clamped_swiglu
-    )

@@ -1,10 +1,18 @@
-"""The ops of one device, and the table of their torch references."""
+"""The table of ops: a line for each, with its type and its reference in torch.
+
+Beside the reference, in the folder of the op, lie its other implementations: in C (cpu.py) and in
+Triton (triton.py). `column` collects those of one kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,36 +71,29 @@ class StepOps:
     free.
     """
 
-    write_runs: WriteRuns
-    gather_step: GatherStep
-    gather_tokens: GatherTokens
-    shape_logits: ShapeLogits
-    choose: Choose
-    commit_step: CommitStep
-    fingerprint: Fingerprint
+    write_runs: WriteRuns = write_runs_reference
+    gather_step: GatherStep = gather_step_reference
+    gather_tokens: GatherTokens = gather_tokens_reference
+    shape_logits: ShapeLogits = shape_logits_reference
+    choose: Choose = choose_reference
+    commit_step: CommitStep = commit_step_reference
+    fingerprint: Fingerprint = fingerprint_reference
     synchronous: bool = False
 
 
-STEP_REFERENCE = StepOps(
-    write_runs=write_runs_reference,
-    gather_step=gather_step_reference,
-    gather_tokens=gather_tokens_reference,
-    shape_logits=shape_logits_reference,
-    choose=choose_reference,
-    commit_step=commit_step_reference,
-    fingerprint=fingerprint_reference,
-)
-CPU_REFERENCE = replace(STEP_REFERENCE, synchronous=True)
+STEP_REFERENCE = StepOps()
+CPU_REFERENCE = StepOps(synchronous=True)
 
 
-class LatentOps(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LatentOps:
     """The ops for models with latent attention."""
 
-    attend: Attend
-    choose: LatentChoice
+    attend: Attend = attend_reference
+    choose: LatentChoice = latent_choice_reference
 
 
-LATENT_REFERENCE = LatentOps(attend_reference, latent_choice_reference)
+LATENT_REFERENCE = LatentOps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +104,35 @@ class KernelSet:
     implementation of any of them that gives the same bits.
     """
 
-    name: str
-    set_num_threads: Callable[[int], None]
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    pack_linear: PackLinear
-    pack_quantized: PackQuantized
-    linear: Linear
-    rotary: Rotary
-    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
-    store_kv: StoreKV
-    paged_attention: PagedAttention
-    silu_and_mul: Callable[[Tensor], Tensor]
-    clamped_swiglu: ClampedSwiglu
-    causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
-    gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
-    rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    mul_sigmoid: Callable[[Tensor, Tensor], None]
-    route: Route
-    pack_experts: PackExperts
-    moe: Moe
-    ngram: Ngram
-    delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
+    name: str = "torch reference"
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = add_rms_norm_reference
+    pack_linear: PackLinear = pack_linear_reference
+    pack_quantized: PackQuantized = pack_quantized_reference
+    linear: Linear = linear_reference
+    rotary: Rotary = rotary_reference
+    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]] = kv_cache_shape
+    store_kv: StoreKV = store_kv_reference
+    paged_attention: PagedAttention = paged_attention_reference
+    silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul_reference
+    clamped_swiglu: ClampedSwiglu = clamped_swiglu_reference
+    causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor] = (
+        causal_conv_reference
+    )
+    gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor] = (
+        gated_delta_reference
+    )
+    rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor] = rms_norm_gated_reference
+    mul_sigmoid: Callable[[Tensor, Tensor], None] = mul_sigmoid_reference
+    route: Route = route_reference
     route_sigmoid: RouteSigmoid = route_sigmoid_reference
+    pack_experts: PackExperts = pack_experts_reference
+    moe: Moe = moe_reference
+    ngram: Ngram = ngram_reference
     latent: LatentOps = LATENT_REFERENCE
     step: StepOps = CPU_REFERENCE
+    set_num_threads: Callable[[int], None] = torch.set_num_threads
+    delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
     products: PlainProducts | None = None  # with unquantised weights, where there is a choice
     affine: bool = True  # pack_quantized takes affine weights
     code: bytes = b""  # compiled for this machine; empty = none
@@ -268,26 +273,24 @@ class KernelSet:
         return self.linear_add_rms_norm(x, layer.down, residual, next_norm, eps)
 
 
-REFERENCE = KernelSet(
-    name="torch reference",
-    set_num_threads=torch.set_num_threads,
-    rms_norm=rms_norm_reference,
-    add_rms_norm=add_rms_norm_reference,
-    pack_linear=pack_linear_reference,
-    pack_quantized=pack_quantized_reference,
-    linear=linear_reference,
-    rotary=rotary_reference,
-    kv_cache_shape=kv_cache_shape,
-    store_kv=store_kv_reference,
-    paged_attention=paged_attention_reference,
-    silu_and_mul=silu_and_mul_reference,
-    clamped_swiglu=clamped_swiglu_reference,
-    causal_conv=causal_conv_reference,
-    gated_delta=gated_delta_reference,
-    rms_norm_gated=rms_norm_gated_reference,
-    mul_sigmoid=mul_sigmoid_reference,
-    route=route_reference,
-    pack_experts=pack_experts_reference,
-    moe=moe_reference,
-    ngram=ngram_reference,
-)
+REFERENCE = KernelSet()
+
+
+def column(
+    ops: type[KernelSet | StepOps | LatentOps],
+    name: str,
+    read: Callable[[ModuleType], Mapping[str, Any]] = vars,
+) -> dict[str, Any]:
+    """Return those ops that have an implementation of this name beside their reference."""
+    read, found = functools.cache(read), dict[str, Any]()
+    for op in fields(ops):
+        if (module := _beside(op.default, f".{name}")) is not None and op.name in read(module):
+            found[op.name] = read(module)[op.name]
+    return found
+
+
+def _beside(reference: object, name: str) -> ModuleType | None:
+    if not isinstance(reference, FunctionType):
+        return None
+    folder = reference.__module__.rpartition(".")[0]
+    return import_module(name, folder) if find_spec(name, folder) is not None else None

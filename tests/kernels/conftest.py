@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.kernels.step_column import StepColumn
+from support.kernels.columns import triton_kernels
 from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
-from surestep_kernels.columns.cpu.build import file_of
-from surestep_kernels.columns.cpu.step_ops import CpuStepOps
-from surestep_kernels.dispatch import load_cpu
+from surestep_kernels.columns.cpu import compiling
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.table import REFERENCE
 from torch import Tensor
 
@@ -76,17 +76,31 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
     compiled.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def native_step(compiled: KernelSet) -> CpuStepOps:
-    return CpuStepOps.load(file_of(compiled.code))
+@pytest.fixture
+def few_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One short file in place of all of C, where it matters only what becomes of a library."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "one.c").write_text("int surestep_panel_width(void) { return 16; }\n")
+    monkeypatch.setattr(compiling, "SOURCES", folder)
+    return folder
 
 
-@pytest.fixture(params=["triton", "c"])
-def column(request: pytest.FixtureRequest) -> StepColumn:
-    """Triton on a GPU, or in the interpreter, and C on the CPU."""
-    if request.param == "c":
-        return StepColumn(request.getfixturevalue("native_step").table, "cpu")
-    device = request.getfixturevalue("gpu")
-    from surestep_kernels.triton_table import STEP_OPS
+@pytest.fixture(params=["c", "triton"])
+def column(request: pytest.FixtureRequest) -> KernelSet:
+    """Each column beside the reference. Triton's runs on a GPU, or in the interpreter."""
+    return _column(request)
 
-    return StepColumn(STEP_OPS, device)
+
+@pytest.fixture(params=["reference", "c", "triton"])
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """Each column, for what holds of the reference as well."""
+    return _column(request)
+
+
+def _column(request: pytest.FixtureRequest) -> KernelSet:
+    if request.param == "triton":
+        return triton_kernels(request.getfixturevalue("gpu"))
+    name = {"c": "native", "reference": "reference"}[request.param]
+    found: KernelSet = request.getfixturevalue(name)
+    return found

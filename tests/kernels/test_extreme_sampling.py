@@ -13,12 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.kernels.step_column import StepColumn
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
+from surestep_kernels import KernelSet
 from surestep_kernels.choose import RowStatus
 from surestep_kernels.shape_logits import Positions
-from surestep_kernels.table import STEP_REFERENCE, StepOps
+from surestep_kernels.table import StepOps
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.step.sampling import SamplingTable
 from surestep_worker.step.transfer import upload
@@ -48,8 +48,8 @@ PARAMS = st.builds(
 )
 
 
-def on_a_device(
-    ops: StepOps, device: str, all_params: list[pb.SamplingParams], logits: Any, tokens: Any
+def computed(
+    ops: StepOps, all_params: list[pb.SamplingParams], logits: Any, tokens: Any
 ) -> list[tuple[int, int]]:
     """Ids and statuses; slot and window of row n are n."""
     count = len(all_params)
@@ -57,13 +57,13 @@ def on_a_device(
     for slot, params in enumerate(all_params):
         table.admit(slot, params, PROMPT)
     rows = np.arange(count, dtype=np.int32)
-    slots, to = rows.astype(np.int64), torch.device(device)
+    slots, to = rows.astype(np.int64), torch.device("cpu")
     shaping, draw = upload(table.shaping(slots, rows), to), upload(table.draw(slots), to)
     random, truncated = table.draw_flags(slots)
-    index = torch.from_numpy(rows).to(device)
-    lengths = torch.full((count,), WIDTH - 1, dtype=torch.int32, device=device)
-    z = logits.clone().to(device)
-    where = Positions(index, index, lengths, tokens.to(device))
+    index = torch.from_numpy(rows)
+    lengths = torch.full((count,), WIDTH - 1, dtype=torch.int32)
+    z = logits.clone()
+    where = Positions(index, index, lengths, tokens)
     ops.shape_logits(z, where, shaping)
     chosen = ops.choose(z, index, lengths, draw, random=random, truncated=truncated)
     return list(zip(chosen.ids.tolist(), chosen.status.tolist(), strict=True))
@@ -82,16 +82,20 @@ def on_a_device(
     seed=st.integers(0, 99),
 )
 def test_a_token_or_the_requests_own_error(
-    column: StepColumn, all_params: list[pb.SamplingParams], values: list[float], seed: int
+    column: KernelSet,
+    reference: KernelSet,
+    all_params: list[pb.SamplingParams],
+    values: list[float],
+    seed: int,
 ) -> None:
     for params in all_params:
         check_sampling(params, VOCAB)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.tensor(values).repeat(len(all_params), 1)
     tokens = torch.randint(0, VOCAB, (len(all_params) + 1, WIDTH), generator=generator).int()
-    expected = on_a_device(STEP_REFERENCE, "cpu", all_params, logits, tokens)
+    expected = computed(reference.step, all_params, logits, tokens)
     with np.errstate(all="ignore"):  # the interpreter's arithmetic is numpy's
-        assert on_a_device(*column, all_params, logits, tokens) == expected
+        assert computed(column.step, all_params, logits, tokens) == expected
     for token, status in expected:
         assert 0 <= token < VOCAB
         assert status != RowStatus.NON_FINITE  # these logits are finite, or forbid a token

@@ -16,7 +16,6 @@ from support.kernels.ragged import COUNTS, LENGTHS, attend, attends_alike_alone,
 from surestep_kernels import KernelSet
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import FP8, LayerCache
-from torch import Tensor
 
 SCALES = [None, (0.5, 3.0)]
 
@@ -25,37 +24,6 @@ def new_cache(kernels: KernelSet, blocks: int, heads: int, dims: int, scales: ob
     shape = kernels.kv_cache_shape(blocks, BLOCK_SIZE, heads, dims)
     k, v = (torch.full(shape, torch.nan).to(FP8) for _ in "kv")
     return LayerCache(k, v, None if scales is None else torch.tensor(scales))
-
-
-def many_numbers() -> Tensor:
-    """Of every exponent, both signs, halves between codes, no number, and beyond the largest."""
-    bits = torch.arange(0, 1 << 32, (1 << 16) + 1).to(torch.uint32).view(torch.float32)
-    halves = torch.arange(0, 1 << 32, 1 << 19).to(torch.uint32).view(torch.float32)
-    return torch.cat((bits, halves, halves.nextafter(torch.tensor(0.0))))
-
-
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_writes_the_codes_of_the_reference(
-    native: KernelSet, reference: KernelSet, dtype: torch.dtype, scales: tuple[float, float] | None
-) -> None:
-    dims, numbers = 64, many_numbers().to(dtype)
-    k = numbers[: len(numbers) // dims * dims].view(-1, 1, dims)
-    v = k.flip(0).contiguous()
-    blocks = -(-len(k) // BLOCK_SIZE)
-    slots = torch.randperm(blocks * BLOCK_SIZE)[: len(k)]
-    made, expected = (
-        new_cache(kernels, blocks, 1, dims, scales) for kernels in (native, reference)
-    )
-    native.store_kv(k, v, made, slots)
-    reference.store_kv(k, v, expected, slots)
-    keys = made.k.view(torch.uint8).view(blocks, 1, dims, BLOCK_SIZE).transpose(2, 3)
-    is_nan = expected.k.float().isnan()
-    assert torch.equal(made.v.float().isnan(), expected.v.float().isnan())
-    assert torch.equal(keys.contiguous().view(FP8).float().isnan(), is_nan)
-    assert torch.equal(keys[~is_nan], expected.k.view(torch.uint8)[~is_nan])
-    there = ~expected.v.float().isnan()
-    assert torch.equal(made.v.view(torch.uint8)[there], expected.v.view(torch.uint8)[there])
 
 
 def test_reads_every_code(native: KernelSet) -> None:

@@ -138,7 +138,7 @@ def test_the_reports_are_of_all_kernels() -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.rotates(2, turn=0)
+@pytest.mark.rotates(4, turn=0)
 def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) -> None:
     compiler, variants = compile_all(full=pytestconfig.getoption("--full"))
     folder = pytestconfig.getoption("--compile-report")

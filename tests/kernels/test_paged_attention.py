@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.kernels.cases import (
@@ -9,17 +10,23 @@ from support.kernels.cases import (
     Context,
     assert_close,
     fill_cache,
+    interpreted_in_turn,
     make_context,
     row_bounds,
 )
 from surestep_kernels import KernelSet
 from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.store_kv import LayerCache
+from surestep_kernels.store_kv import FP8, LayerCache
 from torch import Tensor
 
-HEADS = [(9, 3, 64), (4, 4, 8), (8, 1, 128), (14, 2, 24)]  # query heads, KV heads, head_dim
-LENGTHS = [1, 5, 16, 17, 64, 70, 150, 333]  # positions that the last token of a row sees
-COUNTS = [1, 1, 5, 17, 1, 3, 100, 2]  # tokens of the row
+F32, BF16 = DTYPES
+# Query heads, KV heads, head_dim, block size: groups of 1 to 8; pages that are parts of the blocks
+# that a Triton kernel reads, have such as their parts, or neither.
+HEADS = [(2, 2, 24, 8), (6, 2, 64, 16), (4, 1, 40, 128), (7, 1, 128, 24), (8, 1, 96, 40)]
+MORE_HEADS = [(9, 3, 64, 16), (4, 4, 8, 16), (8, 1, 128, 16), (14, 2, 24, 16)]
+LENGTHS = [1, 5, 17, 64, 90, 200]  # positions that the last token of a row sees
+COUNTS = [1, 2, 16, 1, 23, 4]  # tokens of the row: decode, windows, prompts
+LONGER, MORE = [1, 5, 16, 17, 64, 70, 150, 333], [1, 1, 5, 17, 1, 3, 100, 2]
 WINDOWS = [1, 7, 8, 16, 64, 65, 100, 128, 1000]  # spans of 64 positions, and groups of 8
 
 
@@ -39,48 +46,92 @@ def attend(
     return kernels.paged_attention(q, cache, batch, q.shape[2] ** -0.5, **options)
 
 
-def all_rows(lengths: list[int], counts: list[int]) -> list[tuple[int, int, int]]:
+def all_rows(
+    lengths: list[int] = LENGTHS, counts: list[int] = COUNTS
+) -> list[tuple[int, int, int]]:
     return [(row, n - c, c) for row, (n, c) in enumerate(zip(lengths, counts, strict=True))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
-def test_equals_the_reference_and_never_sees_unused_pages(
-    native: KernelSet,
+def assert_as_reference(
+    column: KernelSet,
     reference: KernelSet,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
+    q: Tensor,
+    context: Context,
+    rows: list[tuple[int, int, int]],
+    pages: tuple[Any, ...] = (),
+    **options: Any,
 ) -> None:
-    context = make_context(LENGTHS, kv_heads, head_dim, dtype)  # NaN wherever nothing was stored
-    q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
+    """With pages that are NaN wherever nothing was stored."""
     expected, actual = (
-        attend(kernels, q, fill_cache(kernels, context), context, all_rows(LENGTHS, COUNTS))
-        for kernels in (reference, native)
+        attend(kernels, q, fill_cache(kernels, context, *pages), context, rows, **options)
+        for kernels in (reference, column)
     )
     assert actual.isfinite().all()
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", WINDOWS)
-def test_a_sliding_window_and_sinks(
-    native: KernelSet, reference: KernelSet, window: int, dtype: torch.dtype
+@pytest.mark.parametrize(
+    ("column", "heads", "dtype"),
+    [
+        *(("c", heads, dtype) for heads in (*HEADS, *MORE_HEADS) for dtype in DTYPES),
+        *(("triton", heads, F32) for heads in HEADS),
+        *(("triton", heads, BF16) for heads in HEADS[:3]),
+    ],
+    indirect=["column"],
+    ids=str,
+)
+@interpreted_in_turn
+def test_equals_the_reference_and_never_sees_unused_pages(
+    column: KernelSet,
+    reference: KernelSet,
+    heads: tuple[int, int, int, int],
+    dtype: torch.dtype,
 ) -> None:
-    context = make_context(LENGTHS, 2, 24, dtype)
-    for row, start, _ in all_rows(LENGTHS, COUNTS):  # what no token of the row sees
+    q_heads, kv_heads, head_dim, block_size = heads
+    few = column.name != "C"
+    lengths, counts = (LENGTHS, COUNTS) if few else (LONGER, MORE)
+    context = make_context(lengths, kv_heads, head_dim, dtype, block_size)
+    q = torch.randn(sum(counts), q_heads, head_dim).to(dtype)
+    assert_as_reference(column, reference, q, context, all_rows(lengths, counts))
+
+
+@pytest.mark.parametrize(
+    ("column", "window", "dtype"),
+    [
+        *(("c", window, dtype) for window in WINDOWS for dtype in DTYPES),
+        *(("triton", window, F32) for window in (1, 7, 16, 100, 1000)),
+    ],
+    indirect=["column"],
+    ids=str,
+)
+def test_a_sliding_window_and_sinks(
+    column: KernelSet, reference: KernelSet, window: int, dtype: torch.dtype
+) -> None:
+    few = column.name != "C"
+    lengths, counts = (LENGTHS, COUNTS) if few else (LONGER, MORE)
+    kv_heads, rows = (1, all_rows()) if few else (2, all_rows(lengths, counts))
+    whole, context = (make_context(lengths, kv_heads, 24, dtype) for _ in range(2))
+    for row, start, _ in rows:  # what no token of the row sees
         for part in (context.k, context.v):
             part[row][: max(0, start + 1 - window)] = torch.nan
-    q, sinks = torch.randn(sum(COUNTS), 6, 24).to(dtype), torch.tensor([-3.0, 0.5, 9, -40, 40, 0])
-    for options in ({"window": window}, {"window": window, "sinks": sinks}, {"sinks": sinks}):
-        held = context if "window" in options else make_context(LENGTHS, 2, 24, dtype)
-        expected, actual = (
-            attend(k, q, fill_cache(k, held), held, all_rows(LENGTHS, COUNTS), **options)
-            for k in (reference, native)
-        )
-        assert actual.isfinite().all()
-        assert_close(actual, expected)
+    sinks = torch.tensor([-3.0, 0.5, 9, -40, 40, 0])[: 3 * kv_heads]
+    q = torch.randn(sum(counts), 3 * kv_heads, 24).to(dtype)
+    assert_as_reference(column, reference, q, context, rows, window=window, sinks=sinks)
+    if not few or window == 16:
+        assert_as_reference(column, reference, q, context, rows, window=window)
+        assert_as_reference(column, reference, q, whole, rows, sinks=sinks)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), [(F32, None), (BF16, (0.02, 0.5))], ids=str)
+def test_fp8_pages(
+    column: KernelSet,
+    reference: KernelSet,
+    dtype: torch.dtype,
+    scales: tuple[float, float] | None,
+) -> None:
+    context, q = make_context(LENGTHS, 2, 40, dtype), torch.randn(sum(COUNTS), 6, 40).to(dtype)
+    pages = FP8, None if scales is None else torch.tensor(scales)
+    assert_as_reference(column, reference, q, context, all_rows(), pages, sinks=torch.randn(6))
 
 
 def test_a_sink_is_a_logit_without_a_value(reference: KernelSet) -> None:
@@ -107,7 +158,7 @@ def test_the_reference_equals_dense_attention(reference: KernelSet) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 5, 64, 100])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [heads[:3] for heads in MORE_HEADS])
 def test_decode_windows_and_prefill_agree_bit_for_bit(
     native: KernelSet, heads: int, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype
 ) -> None:
@@ -146,36 +197,74 @@ def test_a_long_prompt_gives_the_bits_of_its_tokens_alone(
             assert torch.equal(alone, whole[first : first + count]), (first, count)
 
 
-def test_what_lies_behind_a_token_does_not_change_it(native: KernelSet) -> None:
-    """A rejected draft, even one that is NaN, leaves no trace in the tokens before it."""
-    context = make_context([100], 3, 64, torch.float32)
-    q = torch.randn(5, 9, 64)
-    clean = attend(native, q, fill_cache(native, context), context, [(0, 95, 5)])
-    context.k[0][98:] = torch.nan
+@pytest.fixture
+def exact_products(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, products are NumPy's, whose last bits depend on a row's place.
+
+    In double precision, rounded once, they do not.
+    """
+    if gpu == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(self: Any, a: Any, b: Any, acc: Any, *precision: Any) -> Any:
+        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+        return TensorHandle(product.astype(np.float32) + acc.data, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("column", ["triton"], indirect=True)
+@pytest.mark.parametrize(("window", "dtype"), [(0, F32), (50, BF16)], ids=str)
+def test_decode_windows_and_prompts_over_the_border_between_splits_agree(
+    column: KernelSet, window: int, dtype: torch.dtype
+) -> None:
+    """Any cut of a sequence into rows, beside any neighbours, gives the bits of one prompt."""
+    length, begin = 270, 235
+    context = make_context([length, 60], 1, 24, dtype)
+    cache = fill_cache(column, context)
+    q, other = torch.randn(length, 3, 24).to(dtype), torch.randn(6, 3, 24).to(dtype)
+    prompt = [(0, begin, length - begin)]
+    whole = attend(column, q[begin:], cache, context, prompt, window=window)
+    for first, count in ((255, 4), (257, 1), (244, 16)):
+        own, expected = q[first : first + count], whole[first - begin : first - begin + count]
+        alone = attend(column, own, cache, context, [(0, first, count)], window=window)
+        rows = [(1, 30, 6), (0, first, count)]
+        mixed = attend(column, torch.cat((other, own)), cache, context, rows, window=window)
+        assert torch.equal(alone, expected), (first, count)
+        assert torch.equal(mixed[6:], expected), (first, count)
+
+
+@pytest.mark.parametrize("which", ["k and v", "v"])
+def test_what_lies_behind_a_token_does_not_change_it(column: KernelSet, which: str) -> None:
+    """A rejected draft, even one that is NaN, in its values alone or not, leaves no trace."""
+    context, q = make_context([100], 1, 24, F32), torch.randn(5, 3, 24)
+    clean = attend(column, q, fill_cache(column, context), context, [(0, 95, 5)])
     context.v[0][98:] = torch.nan
-    dirty = attend(native, q, fill_cache(native, context), context, [(0, 95, 5)])
+    if which == "k and v":
+        context.k[0][98:] = torch.nan
+    dirty = attend(column, q, fill_cache(column, context), context, [(0, 95, 5)])
     assert torch.equal(dirty[:3], clean[:3])
     assert dirty[3:].isnan().all()
 
 
-def test_what_lies_before_a_window_does_not_change_it(native: KernelSet) -> None:
+def test_what_lies_before_a_window_does_not_change_it(column: KernelSet) -> None:
     """Its pages may be gone: they name the null block, which holds anything."""
-    context = make_context([100], 3, 64, torch.float32)
-    q = torch.randn(5, 9, 64)
-    clean = attend(native, q, fill_cache(native, context), context, [(0, 95, 5)], window=30)
-    cache = fill_cache(native, context)
+    context, q = make_context([100], 1, 24, F32), torch.randn(5, 3, 24)
+    cache = fill_cache(column, context)
+    clean = attend(column, q, cache, context, [(0, 95, 5)], window=30)
     context.block_tables[0, : (96 - 30) // context.block_size] = 0  # whole pages
     assert cache.k[0].isnan().all()
-    gone = attend(native, q, cache, context, [(0, 95, 5)], window=30)
+    gone = attend(column, q, cache, context, [(0, 95, 5)], window=30)
     assert torch.equal(gone, clean)
 
 
-def test_a_slice_of_a_projection(native: KernelSet) -> None:
-    context = make_context([50], 2, 16, torch.float32)
-    cache = fill_cache(native, context)
-    qkv = torch.randn(3, 8, 16)
+def test_a_slice_of_a_projection(column: KernelSet) -> None:
+    context = make_context([50], 2, 24, F32)
+    cache, qkv = fill_cache(column, context), torch.randn(3, 8, 24)
     sliced, packed = qkv[:, :4], qkv[:, :4].contiguous()
     assert torch.equal(
-        attend(native, sliced, cache, context, [(0, 47, 3)]),
-        attend(native, packed, cache, context, [(0, 47, 3)]),
+        attend(column, sliced, cache, context, [(0, 47, 3)]),
+        attend(column, packed, cache, context, [(0, 47, 3)]),
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
@@ -22,19 +24,19 @@ from support.kernels.cases import (
     make_affine,
     make_quantized,
 )
-from surestep_kernels import QuantizedWeight
+from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.columns.cpu import prebuild
-from surestep_kernels.columns.cpu.build import build_library, file_of
+from surestep_kernels.columns.cpu.build import build_library, default_cache, file_of
 from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
-from surestep_kernels.columns.cpu.ops import CpuOps
-from surestep_kernels.columns.cpu.prebuilt import TARGETS, fitting
+from surestep_kernels.columns.cpu.prebuilt import TARGETS, Target, fitting
+from surestep_kernels.cpu import load_cpu
 from surestep_kernels.linear import WeightFormat
 
 V3, V4, VNNI, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
 FITS_HERE = [target.name for target in fitting(platform.machine(), HERE)]
-# Five libraries are compiled, which takes minutes on a busy machine.
-pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(2, turn=1)]
+# Compiling all of C takes minutes on a busy machine.
+takes_long = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,11 @@ def test_what_fits_needs_nothing_that_is_not_there(machine: str, data: st.DataOb
     assert all(target in fit or target.needs - features for target in TARGETS[machine])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler here")
-    if not FITS_HERE:
-        pytest.skip("nothing is compiled ahead for this processor")
-    folder = tmp_path_factory.mktemp("prebuilt")
-    prebuild.build_all(folder, platform.machine())
-    return folder
+@pytest.fixture
+def folder(few_sources: Path, tmp_path: Path) -> Path:
+    """Libraries of few sources."""
+    prebuild.build_all(tmp_path / "ahead", platform.machine())
+    return tmp_path / "ahead"
 
 
 def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
@@ -93,11 +91,24 @@ def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
     ]
 
 
-def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Path) -> None:
-    ahead, here = (
-        CpuOps.load(file_of(build_library(tmp_path, prebuilt=prebuilt)))
-        for prebuilt in (folder, tmp_path)
-    )
+def library(target: Target) -> KernelSet:
+    """The kernels for a target, compiled when there are none of these sources in the cache."""
+    file = target.file(default_cache() / "ahead")
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        compile_library("cc", target.flags, fresh)
+        fresh.replace(file)
+    kernels = load_cpu(file.read_bytes())
+    assert kernels is not None
+    return kernels
+
+
+@takes_long
+@pytest.mark.rotates(2, turn=1)
+def test_results_are_those_of_a_library_compiled_here(compiled: KernelSet) -> None:
+    (best,) = (t for t in TARGETS[platform.machine()] if t.name == FITS_HERE[0])
+    ahead, here = library(best), compiled
     generator = torch.Generator().manual_seed(3)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(13, 200, generator=generator).to(dtype)
@@ -109,26 +120,24 @@ def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Pa
 
 
 PLAIN_C = {"x86_64": "-march=x86-64", "aarch64": "-march=armv8-a"}  # no wide vectors
+PLAIN = Target("plain", (PLAIN_C[platform.machine()],), frozenset())
+RUN_HERE = [*(t for t in TARGETS[platform.machine()] if t.name in FITS_HERE), PLAIN]
 
 
-@pytest.fixture(scope="module", params=[*FITS_HERE, "plain C"])
-def quantised_ops(
-    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> CpuOps:
+@pytest.fixture(scope="module", params=RUN_HERE, ids=lambda target: target.name)
+def quantised_ops(request: pytest.FixtureRequest) -> KernelSet:
     """The ops as each library has them that runs here."""
-    if request.param == "plain C":
-        file = tmp_path_factory.mktemp("plain") / "plain.so"
-        compile_library("cc", (PLAIN_C[platform.machine()],), file)
-    else:
-        (file,) = (t.file(folder) for t in TARGETS[platform.machine()] if t.name == request.param)
-    ops = CpuOps.load(file)
-    ops.set_num_threads(1)
+    ops = library(request.param)
+    if request.param is PLAIN:
+        assert CDLL(str(file_of(ops.code))).surestep_panel_width() == 16
     return ops
 
 
+@takes_long
+@pytest.mark.rotates(2, turn=1)
 @pytest.mark.parametrize("make", [make_quantized, make_affine])
 def test_every_library_multiplies_quantised_weights(
-    quantised_ops: CpuOps, make: Callable[[WeightFormat, int, int, int], QuantizedWeight]
+    quantised_ops: KernelSet, make: Callable[[WeightFormat, int, int, int], QuantizedWeight]
 ) -> None:
     """Few rows and many, which take other ways to the same bits."""
     for format_ in FORMATS if make is make_quantized else AFFINE:

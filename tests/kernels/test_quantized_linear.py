@@ -13,31 +13,51 @@ from support.kernels.cases import (
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.linear import WeightFormat
 
-SHAPES = [(1, 8), (7, 5), (33, 200), (64, 64), (100, 72), (300, 1536)]  # N, K
+IN_C = [(1, 8), (7, 5), (33, 200), (64, 64), (100, 72), (300, 1536)]  # N, K
+IN_TRITON = [(7, 8, 8), (70, 100, 24), (64, 128, 128), (130, 320, 128)]  # and the group
+ROWS_IN_C = (1, 2, 3, 4, 6, 7, 12, 50)
 
 
-@pytest.mark.parametrize("group_size", [8, 64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+@pytest.mark.parametrize(
+    ("kernels", "columns", "depth", "group_size", "row_counts"),
+    [
+        *(
+            (name, *shape, group, ROWS_IN_C)
+            for name in ("c", "reference")
+            for shape in IN_C
+            for group in (8, 64, 128)
+        ),
+        *(("triton", *shape, (1, 19)) for shape in IN_TRITON),
+    ],
+    indirect=["kernels"],
+)
 def test_equals_the_exact_product(
-    native: KernelSet,
-    reference: KernelSet,
+    kernels: KernelSet,
     format_: WeightFormat,
     columns: int,
     depth: int,
     dtype: torch.dtype,
     group_size: int,
+    row_counts: tuple[int, ...],
 ) -> None:
     weight, bias = make_quantized(format_, columns, depth, group_size), torch.randn(columns)
     in_digits = format_ is WeightFormat.INT4 and dtype is torch.bfloat16
-    ratio = OF_15_BITS if in_digits else None
-    for rows in (1, 2, 3, 4, 6, 7, 12, 50):
+    packed = kernels.pack_quantized(weight, bias)
+    for rows in row_counts:
         x = torch.randn(rows, depth).to(dtype)
-        expected = x.double() @ exact_weight(weight).T + bias.double()
-        for kernels in (native, reference):
-            actual = kernels.linear(x, kernels.pack_quantized(weight, bias), torch.float32)
-            assert_close(actual, expected.float(), ratio=ratio)
+        expected = (x.double() @ exact_weight(weight).T + bias.double()).float()
+        made = kernels.linear(x, packed, torch.float32)
+        assert_close(made, expected, ratio=OF_15_BITS if in_digits else None)
+        assert_close(kernels.linear(x, packed), expected.to(dtype))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_no_rows_and_no_bias(column: KernelSet, format_: WeightFormat) -> None:
+    packed = column.pack_quantized(make_quantized(format_, 5, 8, 8))
+    assert column.linear(torch.empty(0, 8), packed).shape == (0, 5)
+    assert column.linear(torch.randn(2, 8), packed).shape == (2, 5)
 
 
 def test_every_fp8_number_is_decoded_exactly(native: KernelSet) -> None:
@@ -78,10 +98,10 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_nan_stays_in_its_row(native: KernelSet, format_: WeightFormat) -> None:
+def test_a_nan_stays_in_its_row(column: KernelSet, format_: WeightFormat) -> None:
     x = torch.randn(5, 64)
     x[2, 63] = torch.nan
-    out = native.linear(x, native.pack_quantized(make_quantized(format_, 50, 64, 64)))
+    out = column.linear(x, column.pack_quantized(make_quantized(format_, 50, 64, 64)))
     assert out[2].isnan().all()
     assert out[[0, 1, 3, 4]].isfinite().all()
 

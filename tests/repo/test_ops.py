@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from repo.source import PACKAGES, ROOT, tracked
 
 _PACKAGE = ROOT / PACKAGES["surestep_kernels"] / "surestep_kernels"
 _SHARED = {"columns"}  # what the implementations of all ops in one language share
-_TESTED_WITHIN = {"gather_tokens"}  # gather_step, which is made of it
-_COLUMNS = {"reference.py", "cpu.c", "triton.py"}
+_TESTED_WITHIN = {"gather_tokens": "gather_step"}  # which is made of it
+_COLUMNS = {"reference.py", "cpu.c", "cpu.py", "triton.py"}
 _SYMBOL = re.compile(r"^\w[\w ]*\bsurestep_(\w+)\([^;{]*\{", re.MULTILINE)
 
 
@@ -26,6 +27,13 @@ def _ops() -> set[str]:
     return ops
 
 
+def _with(name: str) -> set[str]:
+    """Ops whose folder has such a file."""
+    found = {path.parts[0] for path in _files() if path.name == name and len(path.parts) > 1}
+    assert len(found) > 10
+    return found
+
+
 def test_an_op_has_a_door_and_a_reference() -> None:
     files = {path.as_posix() for path in _files()}
     needed = {f"{op}/{name}" for op in _ops() for name in ("__init__.py", "reference.py")}
@@ -38,8 +46,15 @@ def test_an_op_is_in_one_folder() -> None:
     code = [path for path in files if path.suffix != ".h"]  # others include headers
     below = [path for path in code if ops & {path.stem, *path.parts[1:-1]}]
     assert [path.as_posix() for path in below] == []
-    columns = [path for path in files if path.name in _COLUMNS]
+    columns = [path for path in files if path.name in _COLUMNS and len(path.parts) > 1]
     assert [p.as_posix() for p in columns if len(p.parts) != 2 or p.parts[0] not in ops] == []
+
+
+def test_c_is_called_from_the_folder_that_has_it() -> None:
+    assert _with("cpu.c") == _with("cpu.py")
+    called = re.compile(r"library\.(?:short|long)\(")
+    outside = [path for path in _files() if path.name != "cpu.py" and path.suffix == ".py"]
+    assert [p for p in outside if called.search((_PACKAGE / p).read_text())] == []
 
 
 def test_c_functions_are_defined_once() -> None:
@@ -49,8 +64,12 @@ def test_c_functions_are_defined_once() -> None:
     assert [name for name, count in Counter(found).items() if count > 1] == []
 
 
-def test_every_op_is_tested() -> None:
-    """A file of tests/kernels is named after it, or has its name."""
-    tests = [name for name in tracked() if name.startswith("tests/kernels/test_")]
-    text = "\n".join((ROOT / name).read_text() for name in tests)
-    assert {op for op in _ops() if not re.search(rf"\b{op}\b", text)} <= _TESTED_WITHIN
+@pytest.mark.parametrize("op", sorted(_ops()))
+def test_an_op_is_tested_in_every_column(op: str) -> None:
+    """By a file that is named after it, whose cases take each column from one fixture."""
+    test = ROOT / "tests" / "kernels" / f"test_{_TESTED_WITHIN.get(op, op)}.py"
+    fixtures = set(re.findall(r"\b(\w+): (?:KernelSet|str)\b", test.read_text()))
+    if op in _with("cpu.c") & _with("triton.py"):
+        assert fixtures & {"column", "kernels"}
+    elif op in _with("triton.py"):
+        assert "gpu" in fixtures

@@ -11,7 +11,6 @@ from repo.source import PACKAGES, ROOT, code, tracked
 
 _PAGES = [name for name in tracked() if name == "README.md" or Path(name).match("docs/*/*.md")]
 _ALLOWED = {  # where a word is the right one
-    "surestep_kernels": {"ops.py": "the ops of a processor"},
     "surestep_cli": {
         "patience": "the flag --patience-s of surestep verify",
         "verdict": "what surestep verify reports",

@@ -13,7 +13,7 @@ typedef struct {
     int format;
 } packed_weight;
 
-/* As columns/cpu/layer_ops.py fills it in; see DenseLayer. */
+/* As cpu.py fills it in; see DenseLayer. */
 typedef struct {
     packed_weight qkv, out, gate_up, down;
     const float *q_norm, *k_norm; /* both or neither */

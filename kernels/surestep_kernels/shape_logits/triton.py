@@ -106,7 +106,7 @@ def _forbid_kernel(
     row = tl.load(which_ptr + tl.program_id(0)).to(tl.int64)
     window, length = tl.load(window_ptr + row), tl.load(length_ptr + row)
     line = tokens_ptr + tl.load(slot_ptr + row).to(tl.int64) * W
-    output_len = length - tl.load(first_ptr + window)
+    output_len = tl.maximum(length - tl.load(first_ptr + window), 0)
     for i in range(tl.load(cu_ptr + window), tl.load(cu_ptr + window + 1)):
         begin, end = tl.load(cu_ids_ptr + i), tl.load(cu_ids_ptr + i + 1)
         prefix_len = end - begin - 1

@@ -115,7 +115,7 @@ def test_the_drafter_has_no_more_than_it_may_propose(bench: ParityBench) -> None
 @pytest.mark.usefixtures("interpreter")
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
-    from surestep_kernels.triton_table import STEP_OPS
+    from surestep_kernels.triton import STEP_OPS
 
     names = ("plain@0.7", "everything@0.0", "everything@0.7", "stop_token_ids@0.7")
     some = [request for request in bench.requests if request.id in names]
@@ -168,7 +168,7 @@ def test_triton_drafts_what_the_reference_drafts(
     request: pytest.FixtureRequest, name: str, drafter: str, accepts: bool
 ) -> None:
     """A draft head between kernels, in Triton's interpreter: as many drafts are accepted."""
-    from surestep_kernels.triton_table import STEP_OPS
+    from surestep_kernels.triton import STEP_OPS
 
     bench: ParityBench = request.getfixturevalue(name)
     names = ("plain@0.7", "plain@0.0")
@@ -194,7 +194,7 @@ def test_minus_one_as_an_id_is_seen(
     bench: ParityBench, column: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a window has fewer drafts than places, nothing but a token may stand in these."""
-    from surestep_kernels.triton_table import STEP_OPS
+    from surestep_kernels.triton import STEP_OPS
 
     def unchecked(
         self: UnreadProposals, inputs: DraftInputs, shape: DraftShape, error: Tensor

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from support.kernels.cases import row_bounds
-from surestep_kernels import KernelSet
 from surestep_kernels.latent_attention import store_latents
 from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.table import LatentOps
+from surestep_kernels.store_kv import FP8
 
 BLOCK_SIZE, WIDTH, VALUES, KEY, TOP_K = 8, 48, 40, 24, 20
 LENGTHS, COUNTS = (75, 7, 41, 600), (12, 7, 1, 5)  # of sequences, and their last tokens that run
@@ -47,5 +46,9 @@ def tokens(rows: AttentionRows) -> list[tuple[int, int, int]]:
     return [(t, r, t - borders[r]) for r in range(4) for t in range(borders[r], borders[r + 1])]
 
 
-def ops_of(kernels: KernelSet) -> LatentOps:
-    return kernels.latent
+TYPES = [  # of queries, and of the pages
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, FP8),
+    (torch.bfloat16, FP8),
+]

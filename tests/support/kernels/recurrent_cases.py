@@ -59,19 +59,17 @@ class Layer:
         sizes: Sizes,
         num_slots: int,
         dtype: torch.dtype,
-        device: str = "cpu",
     ) -> None:
         rng = torch.Generator().manual_seed(5)
         self._kernels = kernels
-        self._device = device
-        self._weight = torch.randn(TAPS, sizes.channels, generator=rng).to(device)
-        self._a_log = torch.rand(sizes.v_heads, generator=rng).to(device)
-        self._dt_bias = torch.randn(sizes.v_heads, generator=rng).to(device)
+        self._weight = torch.randn(TAPS, sizes.channels, generator=rng)
+        self._a_log = torch.rand(sizes.v_heads, generator=rng)
+        self._dt_bias = torch.randn(sizes.v_heads, generator=rng)
         state = (sizes.v_heads, sizes.k_dim, sizes.v_dim)
         slots, records, lines = num_slots, sizes.records, 4
 
         def never_written(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full(shape, torch.nan, dtype=dtype, device=device)
+            return torch.full(shape, torch.nan, dtype=dtype)
 
         self.delta = DeltaState(
             state=never_written(slots, *state),
@@ -93,8 +91,8 @@ class Layer:
     def convolve(self, rows: list[Row], sequences: dict[int, Sequence]) -> list[Tensor]:
         """Outputs [n, C] of the convolution alone."""
         x = torch.cat([sequences[r.slot].x[r.first : r.first + r.n] for r in rows])
-        described = _describe(rows, self._device)
-        out = self._kernels.causal_conv(x.to(self._device), self._weight, self.conv, described)
+        described = _describe(rows)
+        out = self._kernels.causal_conv(x, self._weight, self.conv, described)
         return _split(out, rows)
 
     def apply_delta_rule(
@@ -102,23 +100,23 @@ class Layer:
     ) -> list[Tensor]:
         """Outputs [n, Hv, dv] of the delta rule alone, for what it reads of each token."""
         ba = torch.cat([sequences[r.slot].beta_and_decay[r.first : r.first + r.n] for r in rows])
-        gates = ba.to(self._device), self._a_log, self._dt_bias
-        described = _describe(rows, self._device)
-        out = self._kernels.gated_delta(qkv.to(self._device), *gates, self.delta, described)
+        gates = ba, self._a_log, self._dt_bias
+        described = _describe(rows)
+        out = self._kernels.gated_delta(qkv, *gates, self.delta, described)
         return _split(out, rows)
 
 
 def _split(out: Tensor, rows: list[Row]) -> list[Tensor]:
-    return list(out.cpu().split([row.n for row in rows]))
+    return list(out.split([row.n for row in rows]))
 
 
-def _describe(rows: list[Row], device: str) -> RecurrentRows:
+def _describe(rows: list[Row]) -> RecurrentRows:
     def column(name: str) -> Tensor:
-        return torch.tensor([int(getattr(r, name)) for r in rows], dtype=torch.int32).to(device)
+        return torch.tensor([int(getattr(r, name)) for r in rows], dtype=torch.int32)
 
     return RecurrentRows(
         slots=column("slot").long(),
-        cu_rows=torch.tensor([0, *(r.n for r in rows)]).cumsum(0).int().to(device),
+        cu_rows=torch.tensor([0, *(r.n for r in rows)]).cumsum(0).int(),
         start=column("first"),
         pending=column("pending"),
         window=column("window"),

@@ -28,7 +28,16 @@ def repair(monkeypatch: pytest.MonkeyPatch) -> None:
     convert, builder = interpreter._convert_float, interpreter.InterpreterBuilder
     monkeypatch.setattr(interpreter, "_convert_float", _rounding(convert))
     monkeypatch.setattr(builder, "create_dot", _widening(builder.create_dot))
+    monkeypatch.setattr(interpreter, "_get_np_dtype", _numpy_type)
     patch_once(monkeypatch)
+
+
+_find_type = interpreter._get_np_dtype  # which makes a table of all types whenever it is asked
+_scalar_type = functools.cache(_find_type)
+
+
+def _numpy_type(of: Any) -> Any:
+    return _scalar_type(of) if type(of) is tl.dtype else _find_type(of)
 
 
 def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ void surestep_rotary(void *q, void *k, const int64_t *positions, const float *co
                      long q_stride, long k_stride, long q_heads, long k_heads, long head_dim,
                      long rotary_dim, int dtype);
 
-/* Of one layer, as columns/cpu/ops.py fills it in: see LayerCache. */
+/* Of one layer, as store_kv/cpu.py fills it in: see LayerCache. */
 typedef struct {
     void *k, *v;
     float k_scale, v_scale; /* of E4M3; others have 1 */

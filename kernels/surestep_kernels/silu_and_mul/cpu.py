@@ -1,0 +1,23 @@
+"""Gated activations in C."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library
+
+
+def load(library: Library) -> dict[str, CFunction]:
+    """Return the op."""
+    run = library.short("silu_and_mul", "2P 2l i")
+    return {"silu_and_mul": partial(silu_and_mul, run)}
+
+
+def silu_and_mul(run: CFunction, x: Tensor) -> Tensor:
+    rows, width = x.shape
+    assert x.is_contiguous()
+    out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
+    run(out.data_ptr(), x.data_ptr(), rows, width // 2, dtype)
+    return out
