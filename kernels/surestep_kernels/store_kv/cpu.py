@@ -17,7 +17,7 @@ CACHE_CODES = {**DTYPE_CODES, FP8: 2, INT8: 3}
 
 
 class CachePages(Structure):
-    """As cache_pages in columns/cpu/ops.h."""
+    """Struct cache_pages of columns/cpu/ops.h."""
 
     _fields_ = (
         ("k", c_void_p),

@@ -1,4 +1,4 @@
-"""How an op's cpu.py calls its C functions."""
+"""Calls of C functions, as the cpu.py of an op makes them."""
 
 from __future__ import annotations
 
