@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.parity.bench import Conditions, ParityBench
+from support.parity.gpt_oss_mutants import GPT_OSS_MUTANTS
 from support.parity.hybrid_mutants import HYBRID_MUTANTS
+from support.parity.latent_models import LATENT_MUTANTS
 from support.parity.mutants import MUTANTS
 from surestep_common.invariants import LedgerError
 
@@ -75,3 +77,23 @@ def test_hybrid_mutant_is_caught(
             wrong_hybrid_answers(hybrid_bench)
     else:
         assert wrong_hybrid_answers(hybrid_bench)
+
+
+@pytest.mark.parametrize("name", GPT_OSS_MUTANTS)
+@pytest.mark.rotates(2)
+def test_gpt_oss_mutant_is_caught(
+    gpt_oss_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GPT_OSS_MUTANTS[name](monkeypatch)
+    answers = gpt_oss_bench.run("mixed", drafter="ragged", k=5, depth=1)
+    assert any(a.token_ids != gpt_oss_bench.expected[n].token_ids for n, a in answers.items())
+
+
+@pytest.mark.parametrize("name", LATENT_MUTANTS)
+@pytest.mark.rotates(2)
+def test_latent_mutant_is_caught(
+    glm_dsa_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LATENT_MUTANTS[name](monkeypatch)
+    answers = glm_dsa_bench.run("mixed", drafter="flip-1", k=3, depth=1)
+    assert any(a.token_ids != glm_dsa_bench.expected[n].token_ids for n, a in answers.items())
