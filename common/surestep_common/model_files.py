@@ -18,8 +18,11 @@ MAX_BYTES = 64 << 20  # of a file; the longest published ones, tokenizers, have 
 # Keys of --hf-overrides that say what the gateway makes of a model's numbers.
 OVERRIDES_OF_GATEWAY = frozenset(
     {
-        *("is_matryoshka", "matryoshka_dimensions"),
-        *("classifier_from_token", "method", "is_original_qwen3_reranker"),
+        "is_matryoshka",
+        "matryoshka_dimensions",
+        "classifier_from_token",
+        "method",
+        "is_original_qwen3_reranker",
     }
 )
 _MAX_VALUES = 1 << 22  # of a JSON file; an index of weights has one for each tensor

@@ -6,8 +6,13 @@ from surestep_proto.sampling_pb2 import SamplingDefaults
 
 # Fields of SamplingParams that a model may have defaults for.
 SHAPING = (
-    *("temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
 )
 _DIGITS = 6  # that a number keeps on the wire, in single precision
 

@@ -73,7 +73,9 @@ class Watchdog:
                 return code if code >= 0 else 128 - code
             logger.error(
                 "pid %d ended (status %d): pid %d, its standby, takes over",
-                *(self._process.pid, code, standby.pid),
+                self._process.pid,
+                code,
+                standby.pid,
             )
             self._process = standby
             assert standby.stdin is not None

@@ -39,8 +39,19 @@ logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 1 << 20  # of a request
 _JOBS: tuple[Job[Any], ...] = (
-    *(CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING, SCORE, RERANK),
-    *(RESPONSE, CONTINUED, MESSAGE, COUNT, INVOCATION, CHECK),
+    CHAT,
+    COMPLETION,
+    TOKENIZE,
+    DETOKENIZE,
+    EMBEDDING,
+    SCORE,
+    RERANK,
+    RESPONSE,
+    CONTINUED,
+    MESSAGE,
+    COUNT,
+    INVOCATION,
+    CHECK,
 )
 _BY_NAME = {job.name: job for job in _JOBS}
 

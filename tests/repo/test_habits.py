@@ -51,6 +51,19 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert _places(found) == []
 
 
+def test_the_formatter_wins() -> None:
+    """No tuple is unpacked where it is written, to fill lines; launches of kernels are grouped."""
+    plain = [source for source in product() if source.package != "surestep_kernels"]
+    packed = (
+        (source, node.lineno, ast.unparse(node))
+        for source in plain
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple)
+    )
+    assert _places(packed) == []
+    assert [source.name for source in plain if "# fmt: " in source.text] == []
+
+
 def test_nothing_prints() -> None:
     found = ((s, line, name) for s in product() for line, name in calls(s) if name == "print")
     assert _places(found) == []

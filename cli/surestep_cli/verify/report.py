@@ -293,8 +293,17 @@ class VerifyReport:
 
 
 _PLAIN = (
-    *("version", "started", "took_s", "model", "url", "flags", "speculative_config"),
-    *("temperature", "reference_windows", "skipped", "notes"),
+    "version",
+    "started",
+    "took_s",
+    "model",
+    "url",
+    "flags",
+    "speculative_config",
+    "temperature",
+    "reference_windows",
+    "skipped",
+    "notes",
 )
 
 

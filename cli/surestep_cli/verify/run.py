@@ -131,8 +131,13 @@ class Verification:
         checks = await self._look()
         await self._explain()
         return Findings(
-            *(self._main, self._results, struck, self._meter.total, reference_windows),
-            *(checks, self._skipped),
+            self._main,
+            self._results,
+            struck,
+            self._meter.total,
+            reference_windows,
+            checks,
+            self._skipped,
         )
 
     async def _warm_up(self) -> None:
@@ -314,7 +319,9 @@ class Verification:
             asked = [
                 tasks.create_task(
                     self._ask(
-                        *(prompt, index, case.sampling),
+                        prompt,
+                        index,
+                        case.sampling,
                         speculation=case.speculation,
                         heard=disaster.listener(self._main.references[case.sampling][index]),
                     )
@@ -337,7 +344,9 @@ class Verification:
             answers = [
                 tasks.create_task(
                     self._ask(
-                        *(prompt, index, sampling),
+                        prompt,
+                        index,
+                        sampling,
                         speculation=speculation,
                         heard=heard,
                         counts=counts,

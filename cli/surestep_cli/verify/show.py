@@ -17,7 +17,7 @@ from .report import Claim, FaultResult, Spread, Verdict, VerifyReport, differenc
 _NONE = "-"
 _NAMES = 2  # columns that identify the case
 _STYLES = {Verdict.EQUAL: "bold green", Verdict.DIFFERENT: "bold red"}
-HEADINGS = (*("answers", "company", "equal without", "equal with", "windows", "longest pause"),)
+HEADINGS = ("answers", "company", "equal without", "equal with", "windows", "longest pause")
 BAR_WIDTH = 30
 _CSS = """
 :root { color-scheme: light dark; --good: #0a7d33; --bad: #c02222; --open: #9a6700 }
@@ -77,7 +77,10 @@ def rows(report: VerifyReport) -> Iterator[tuple[str, ...]]:
             if results:
                 pause = max(each.longest_pause_s for each in results)
                 yield (
-                    *(str(sampling), company, _equal(without), _equal(with_drafts)),
+                    str(sampling),
+                    company,
+                    _equal(without),
+                    _equal(with_drafts),
                     _windows(with_drafts),
                     f"{pause:.2f} s",
                 )

@@ -180,7 +180,13 @@ class _SequenceBuilder:
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(
-            *(index, journal, source, self._assembler(prompt_ids), eos_ids, timer, self.usage),
+            index,
+            journal,
+            source,
+            self._assembler(prompt_ids),
+            eos_ids,
+            timer,
+            self.usage,
             counts_prompt=index % (self.body.n or 1) == 0,
             prompt_only=self.body.max_tokens == 0,
             check=SchemaCheck(self.checks) if self.checks is not None else None,
@@ -224,7 +230,7 @@ class _SequenceBuilder:
         if asked is None or not asked.max_pattern_size:
             return None
         sizes = asked.min_pattern_size, asked.max_pattern_size
-        return RepetitionDetector(*(*sizes, asked.min_count), min_tokens=self.sampling.min_tokens)
+        return RepetitionDetector(*sizes, asked.min_count, min_tokens=self.sampling.min_tokens)
 
 
 def detokenizer(

@@ -54,7 +54,9 @@ def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
         rows = slice(first, first + _SLICE_ROWS)
         part = []
         for token_id, logprob, rank, num_top in zip(
-            *(columns.token_id[rows], columns.logprob[rows], columns.rank[rows]),
+            columns.token_id[rows],
+            columns.logprob[rows],
+            columns.rank[rows],
             columns.num_top[rows],
             strict=True,
         ):

@@ -14,7 +14,16 @@ from .closing import INSIDE, PARTS, changed, definition
 from .language import Json
 
 _FORMATS = {  # that llguidance keeps to; others are annotations, as in JSON Schema
-    *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+    "date-time",
+    "date",
+    "time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
 }
 _SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}  # as pydantic has them
 _KEYS = {  # patterns of keys that have a format

@@ -163,8 +163,14 @@ class BareJsonToolParser(JsonToolParser):
     """Finds objects that name one of the tools. Other JSON is content: it may be the answer."""
 
     markers: ClassVar[tuple[str, ...]] = (
-        *(_PYTHON, "<|python_start|>", "<|python_end|>"),
-        *(_CALLS, _ID, _ARGUMENTS, OPEN, CLOSE),
+        _PYTHON,
+        "<|python_start|>",
+        "<|python_end|>",
+        _CALLS,
+        _ID,
+        _ARGUMENTS,
+        OPEN,
+        CLOSE,
     )
     begins: ClassVar[tuple[str, ...]] = ("{", "[", _PYTHON, *_TRAILS)  # `[TOOL_CALLS]` as well
 

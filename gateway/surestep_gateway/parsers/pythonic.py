@@ -38,8 +38,11 @@ class PythonicToolParser(BareJsonToolParser):
     """
 
     markers: ClassVar[tuple[str, ...]] = (
-        *("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
-        *(OPEN, CLOSE),
+        "<|python_tag|>",
+        "<|python_start|>",
+        "<|python_end|>",
+        OPEN,
+        CLOSE,
     )
 
     def __init__(self, schemas: Schemas) -> None:

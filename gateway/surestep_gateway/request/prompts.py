@@ -21,7 +21,10 @@ from .sampling import beyond_context, fit_prompt, kept_part
 
 # Fields that the sampling parameters or the prompts contain already.
 _LEFT_OUT = {
-    *("logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"),
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "stop_token_ids",
     *StructuredBody.model_fields,
 }
 

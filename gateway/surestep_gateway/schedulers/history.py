@@ -72,9 +72,13 @@ class History:
         self._samples.append(
             _Sample(
                 now,
-                *(stats.generation_tokens, stats.prompt_tokens, stats.num_steps),
-                *(stats.num_draft_tokens, stats.num_accepted_tokens),
-                *(stats.num_running, stats.num_waiting),
+                stats.generation_tokens,
+                stats.prompt_tokens,
+                stats.num_steps,
+                stats.num_draft_tokens,
+                stats.num_accepted_tokens,
+                stats.num_running,
+                stats.num_waiting,
                 stats.num_blocks_used / max(1, stats.num_blocks_total),
             )
         )

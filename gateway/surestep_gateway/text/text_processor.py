@@ -19,9 +19,19 @@ from .tokenizer import Tokenizer
 _CHECK_S = 0.5  # of computing, to check a schema, a regular expression or a grammar
 _TURN_S = 0.05  # that a template may compute on the event loop; usual ones take less than 1 ms
 _NEEDED = {  # of the settings, in a text process; no keys, and no files
-    *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
-    *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
-    *("allow_special_tokens_in_content", "max_answer_bytes", "log_level", "log_json"),
+    "model",
+    "trust_request_chat_template",
+    "chat_template_timeout_s",
+    "text_memory_bytes",
+    "reasoning_parser",
+    "tool_call_parser",
+    "enable_auto_tool_choice",
+    "max_n",
+    "max_logprobs",
+    "allow_special_tokens_in_content",
+    "max_answer_bytes",
+    "log_level",
+    "log_json",
     "hf_overrides",
     *ApiSettings.__annotations__,
 }

@@ -61,8 +61,9 @@ def fresh_blocks(cached: CachedPrefix, cover: int, limits: Limits) -> list[int]:
     """
     groups, whole = limits.groups, -(-cover // limits.block_size)
     ends = (
-        whole if window == ALL
+        whole
+        if window == ALL
         else min(whole, table.first + groups.most_at_once(window, limits.prompt_chunk))
         for window, table in zip(groups.windows, cached.tables, strict=True)
-    )  # fmt: skip
+    )
     return [end - cached.num_blocks for end in ends]

@@ -54,7 +54,8 @@ class SchedulerState:
         self.slots = SlotTable(limits.num_slots, len(limits.kv_windows))
         self.tables = Tables(limits.groups, self.pool, self.slots)
         self.speculation.reset(
-            *(limits.num_slots, limits.costs),
+            limits.num_slots,
+            limits.costs,
             adaptive=limits.adaptive_draft_length,
             drafter_has_state=limits.drafter_has_state,
             drafter_looks_up=limits.drafter_looks_up,

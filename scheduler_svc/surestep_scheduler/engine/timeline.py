@@ -16,8 +16,21 @@ from surestep_scheduler.core.messages import Outcome, RankTimes
 
 # Seconds that a step is within, by which steps are counted; those beyond all come last.
 BOUNDS_S = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
-    *(0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
 )
 _PHASES = len(RankTimes._fields)
 
@@ -80,9 +93,15 @@ class RecentSteps:
         decoding, verifying = int(rows[DECODE]), int(rows[VERIFY])
         self._steps.append(
             StepRecord(
-                *(outcome.epoch, outcome.step, now, took_s),
-                *(len(mode) - decoding - verifying, decoding, verifying),
-                *(len(outcome.token_ids), int(outcome.rows.n_drafts_emitted.sum())),
+                outcome.epoch,
+                outcome.step,
+                now,
+                took_s,
+                len(mode) - decoding - verifying,
+                decoding,
+                verifying,
+                len(outcome.token_ids),
+                int(outcome.rows.n_drafts_emitted.sum()),
             )
         )
 

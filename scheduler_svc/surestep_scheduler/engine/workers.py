@@ -33,9 +33,19 @@ _MOST_COMPILED = 32  # of which a rank remembers more
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
 _COMMON = (
-    *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
-    *("max_step_tokens", "max_draft_tokens", "max_forced_drafts", "num_snapshots", "prompt_chunk"),
-    *("linear_backend", "kv_windows"),
+    "model_fingerprint",
+    "vocab_size",
+    "max_model_len",
+    "num_slots",
+    "num_blocks",
+    "block_size",
+    "max_step_tokens",
+    "max_draft_tokens",
+    "max_forced_drafts",
+    "num_snapshots",
+    "prompt_chunk",
+    "linear_backend",
+    "kv_windows",
 )
 
 

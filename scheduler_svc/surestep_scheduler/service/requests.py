@@ -116,8 +116,13 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
 _LABEL_BYTES = 5  # most of an id on the wire
 # Fields that have no meaning where a vector is wanted.
 _OF_TOKENS = (
-    *("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"),
-    *("ignore_eos", "resolved", "want_drafted"),
+    "max_tokens",
+    "emitted_ids",
+    "sampling",
+    "num_draft_tokens",
+    "ignore_eos",
+    "resolved",
+    "want_drafted",
 )
 
 

@@ -178,9 +178,13 @@ class Speculation:
             return Lengths(caps, caps if self._looks_up else none)
         costs = self._costs.now
         choose = partial(
-            draft_lengths, caps=caps, context=context, num_tokens=num_tokens, costs=costs,
+            draft_lengths,
+            caps=caps,
+            context=context,
+            num_tokens=num_tokens,
+            costs=costs,
             overhead_us=self.overhead.us,
-        )  # fmt: skip
+        )
         choice = choose(self.proposed.of(slot), catches_up=self._has_state)
         self.expected = Expected(choice.cost_us, choice.draft_us)
         self.pays = bool(choice.lengths.any())

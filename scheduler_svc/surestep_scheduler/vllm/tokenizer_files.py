@@ -15,9 +15,16 @@ from surestep_common.model_files import read
 MAX_BYTES = 64 << 20  # of all of them; the largest have some 40 MB
 # config.json, for receivers find the kind of model there.
 _NAMES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.json"),
-    *("config.json", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
 )
 _PATTERNS = ("*.model", "*.tiktoken", "*.jinja")
 _TOKENISE = ("tokenizer", "vocab", ".model", ".tiktoken")  # one of these in a name that is enough

@@ -36,7 +36,10 @@ class NgramDrafter:
         if slots.numel() == 0 or num_drafts == 0:
             return Drafts(slots.new_zeros(slots.numel(), num_drafts), torch.zeros_like(slots))
         ids, counts = self._lookup(
-            *(tokens, slots, lengths, max_drafts),
+            tokens,
+            slots,
+            lengths,
+            max_drafts,
             num_drafts=num_drafts,
             max_n=self._max_n,
             min_n=self._min_n,

@@ -30,9 +30,9 @@ def attention_table(
     """
     width, dim = config.hidden_size, config.head_dim
     heads, kv = shard.part(config.num_heads, dim), shard.part(config.num_kv_heads, dim)
-    queries = _queries_and_gates(at, config, shard) if config.attention_gate else [
-        (f"{at}q_proj", heads)
-    ]  # fmt: skip
+    queries = (
+        _queries_and_gates(at, config, shard) if config.attention_gate else [(f"{at}q_proj", heads)]
+    )
     projections = [*queries, (f"{at}k_proj", kv), (f"{at}v_proj", kv)]
     table = {
         **shard.columns(f"{to}qkv", projections, inputs or width, bias=config.qkv_bias),
@@ -101,9 +101,16 @@ class Attention:
         if self._gated:
             return None
         return DenseLayer(
-            self._projection, self._scale, self._window, self._sinks, self._o,
-            post_norm, mlp.gate_up, mlp.down, context.config.rms_norm_eps,
-        )  # fmt: skip
+            self._projection,
+            self._scale,
+            self._window,
+            self._sinks,
+            self._o,
+            post_norm,
+            mlp.gate_up,
+            mlp.down,
+            context.config.rms_norm_eps,
+        )
 
     def pages(self, batch: StepBatch, caches: Caches) -> tuple[LayerTokens, LayerCache]:
         """Return the tokens of a step as this layer sees them, and its cache."""

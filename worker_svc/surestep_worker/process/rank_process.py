@@ -48,8 +48,13 @@ _TERM_GRACE_S = 5.0
 # Signals that a process raises itself, or the kernel because of its code.
 _OWN_SIGNALS = frozenset(
     {
-        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
-        *(signal.SIGTRAP, signal.SIGSYS),
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
     }
 )
 

@@ -209,7 +209,14 @@ def assemble(
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
     for_drafter = DraftContext(
-        *(model, caches, slots.num_slots, sampling.draws, tp, kernels, device, max_drafts),
+        model,
+        caches,
+        slots.num_slots,
+        sampling.draws,
+        tp,
+        kernels,
+        device,
+        max_drafts,
         reads_freely=kernels.step.synchronous,
     )
     drafter = make_drafter(speculation, for_drafter)

@@ -83,7 +83,9 @@ def _choose(
     products.use(family, cublas, narrow=narrow)
     logger.info(
         "products: %s, for many rows cuBLAS by %d weights, by quantised weights %s instructions",
-        *(family, len(cublas), "narrow" if narrow else "wide"),
+        family,
+        len(cublas),
+        "narrow" if narrow else "wide",
     )
 
 

@@ -230,8 +230,11 @@ class PooledColumns(NamedTuple, Generic[Column]):
         if not len(pooled.token):
             return None
         columns = (
-            *(pooled.slot, pooled.row_slot, pooled.num_tokens),
-            *(pooled.last, pooled.label_ids),
+            pooled.slot,
+            pooled.row_slot,
+            pooled.num_tokens,
+            pooled.last,
+            pooled.label_ids,
         )
         return PooledColumns(*(column.astype(np.int32) for column in columns))
 

@@ -165,9 +165,11 @@ class SamplingPass:
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
         )
-        scores = () if extras.scored is None else score_positions(
-            raw, chosen.ids, extras.scored, shape.max_num_logprobs
-        )  # fmt: skip
+        scores = (
+            ()
+            if extras.scored is None
+            else score_positions(raw, chosen.ids, extras.scored, shape.max_num_logprobs)
+        )
         bits = self._bits(outputs)
         pooled = vectors, label_logits
         return Packed.of([report, outputs.error, bits, outputs.non_finite, *pooled, *scores])
@@ -211,7 +213,11 @@ class SamplingPass:
             where = Positions(window, slot, inputs.lengths, self._state.tokens)
             self._ops.shape_logits(z, where, shaping)
         chosen = self._ops.choose(
-            z, window, inputs.lengths, columns.draw,
-            random=shape.draft.random, truncated=shape.draft.truncated,
-        )  # fmt: skip
+            z,
+            window,
+            inputs.lengths,
+            columns.draw,
+            random=shape.draft.random,
+            truncated=shape.draft.truncated,
+        )
         return Chosen._make(self._tp.broadcast(column) for column in chosen)

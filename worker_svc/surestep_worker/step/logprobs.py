@@ -68,9 +68,14 @@ def columns(
     width = scores.top_ids.shape[1]
     shown = torch.arange(width, device=row.device) < num_top.unsqueeze(1)
     return Logprobs(
-        row, token_id, scores.logprob, scores.rank, num_top,
-        scores.top_ids[shown], scores.top_logprobs[shown],
-    )  # fmt: skip
+        row,
+        token_id,
+        scores.logprob,
+        scores.rank,
+        num_top,
+        scores.top_ids[shown],
+        scores.top_logprobs[shown],
+    )
 
 
 def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
@@ -122,9 +127,13 @@ class LogprobPlan(NamedTuple):
         return int(self.num_top.max())
 
     def fill(
-        self, result: pb.StepResult, geometry: Geometry, ids: Tensor, n_emitted: IntArray,
+        self,
+        result: pb.StepResult,
+        geometry: Geometry,
+        ids: Tensor,
+        n_emitted: IntArray,
         scores: Score,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fill the columns of `result`, from ids [V, K+1] and n_emitted [V] of the windows."""
         emitted = np.flatnonzero(self.offset < n_emitted[self.window])
         window, offset = self.window[emitted], self.offset[emitted]

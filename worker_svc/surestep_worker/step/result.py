@@ -170,8 +170,11 @@ def _outcome(rows: Rows, report: Report) -> StepOutcome:
     start: IntArray = report.len_before.numpy()
     check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
     columns = (
-        *(report.len_before, report.n_drafts, report.status),
-        *(report.n_accepted, report.n_emitted),
+        report.len_before,
+        report.n_drafts,
+        report.status,
+        report.n_accepted,
+        report.n_emitted,
     )
     return StepOutcome(*(column.numpy() for column in columns))
 

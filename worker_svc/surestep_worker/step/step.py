@@ -96,8 +96,13 @@ class StepLauncher:
             return DeviceFirst(self._guidance, self._phases)
         self.context.slots.share(self._memory.state.tokens[:-1])
         return HostFirst(
-            *(self._memory, self._sampling, self._drafting, self._guidance),
-            *(self._pass, self._phases, self._write),
+            self._memory,
+            self._sampling,
+            self._drafting,
+            self._guidance,
+            self._pass,
+            self._phases,
+            self._write,
         )
 
     def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
@@ -128,7 +133,12 @@ class StepLauncher:
             extras = guided.onto(sent.extras, geometry, self.context.device)
             packed = self._sample(sent.columns, outputs, extras, shape)
         return LaunchedStep(
-            *(rows, requested, geometry, logprobs, guided, Download(packed)),
+            rows,
+            requested,
+            geometry,
+            logprobs,
+            guided,
+            Download(packed),
             drafter_skipped=outputs.drafter_failed,
             drafter_faults=self._drafting.faults,
             timings=self._order.launched(),

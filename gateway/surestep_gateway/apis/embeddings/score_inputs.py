@@ -105,10 +105,13 @@ def draft_rerank(
         params=("query", "documents"),
     )
     return _draft(
-        processor, request, compared, info,
+        processor,
+        request,
+        compared,
+        info,
         documents=None if request.return_documents is False else documents,
         top_n=request.top_n or len(documents),
-    )  # fmt: skip
+    )
 
 
 def _draft(

@@ -53,9 +53,13 @@ class AdminRoutes:
     def routes(self) -> Iterator[RuledRoute]:
         if self._keys:
             yield DescribedRoute(
-                "POST", "/admin/workers/restart", self.restart_workers, _RESTART,
-                access=Access.ADMINISTRATORS, counted=False,
-            )  # fmt: skip
+                "POST",
+                "/admin/workers/restart",
+                self.restart_workers,
+                _RESTART,
+                access=Access.ADMINISTRATORS,
+                counted=False,
+            )
 
     async def restart_workers(self, request: Request) -> Response:
         """Replace every rank, one scheduler after the other, while open requests continue.

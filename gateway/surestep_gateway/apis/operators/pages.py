@@ -44,9 +44,15 @@ _LINKS = (
 )
 _REF = "#/components/schemas/"
 _BOUNDS = (
-    *(("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")),
-    *(("minLength", "length ≥"), ("maxLength", "length ≤")),
-    *(("minItems", "items ≥"), ("maxItems", "items ≤"), ("maxProperties", "entries ≤")),
+    ("minimum", "≥"),
+    ("exclusiveMinimum", ">"),
+    ("maximum", "≤"),
+    ("exclusiveMaximum", "<"),
+    ("minLength", "length ≥"),
+    ("maxLength", "length ≤"),
+    ("minItems", "items ≥"),
+    ("maxItems", "items ≤"),
+    ("maxProperties", "entries ≤"),
 )
 
 

@@ -47,9 +47,21 @@ FIELD_NAMES = {
     r"tools\[(\d+)\]\.function": r"tools[\1]",
 }
 _SHOWN = {  # of a request, in its response
-    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls"),
-    *("previous_response_id", "reasoning", "text", "tool_choice", "tools", "truncation", "user"),
-    *("temperature", "top_p", "safety_identifier"),
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+    "user",
+    "temperature",
+    "top_p",
+    "safety_identifier",
 }
 
 

@@ -25,10 +25,20 @@ logger = logging.getLogger(__name__)
 # Tools that the servers of OpenAI run, or whose calls only OpenAI's models can write.
 LEFT_OUT = frozenset(
     {
-        *("web_search", "web_search_2025_08_26"),
-        *("web_search_preview", "web_search_preview_2025_03_11"),
-        *("file_search", "code_interpreter", "image_generation", "mcp", "tool_search"),
-        *("computer", "computer_use_preview", "local_shell", "shell", "apply_patch"),
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "mcp",
+        "tool_search",
+        "computer",
+        "computer_use_preview",
+        "local_shell",
+        "shell",
+        "apply_patch",
     }
 )
 SEARCH = "tool_search"
