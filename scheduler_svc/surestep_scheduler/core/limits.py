@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest, RequestTooLarge
@@ -81,6 +82,11 @@ class Limits:
     def blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a request of so many tokens needs, in all KV groups."""
         return self.groups.blocks_of(num_tokens, self.prompt_chunk)
+
+    @property
+    def snapshot_border(self) -> int:
+        """Tokens at whose multiples a prompt's state is a block's and can be gone on from."""
+        return math.lcm(self.block_size, self.prompt_chunk)
 
     @property
     def usable_snapshots(self) -> int:

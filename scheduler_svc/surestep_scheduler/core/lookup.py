@@ -20,6 +20,7 @@ class CachedPrefix(NamedTuple):
     num_blocks: int
     tables: list[BlockTable]  # by KV group
     snapshot_id: int  # of the state behind it; 0 = none
+    branch_len: int = 0  # tokens of a longer prefix that is cached without its state; 0 = none
 
 
 class Lookup(NamedTuple):
@@ -43,6 +44,7 @@ def cached_prefix(
     most = (len(seq.tokens) - 1) // limits.block_size if wanted else 0
     keys = seq.chain.keys(seq.tokens, 0, most)
     keys = keys[: prefix.longest(pool, keys, groups)]
+    known_len = len(keys) * limits.block_size
     while limits.recurrent:
         num_blocks, snapshot_id = snapshots.longest(keys)
         keys = keys[:num_blocks]
@@ -50,7 +52,11 @@ def cached_prefix(
         if reached == num_blocks:
             break
         keys = keys[:reached]
-    return CachedPrefix(len(keys), prefix.cached_tables(pool, keys, groups), snapshot_id)
+    branch_len = known_len // limits.snapshot_border * limits.snapshot_border
+    if not limits.usable_snapshots or branch_len <= len(keys) * limits.block_size:
+        branch_len = 0
+    tables = prefix.cached_tables(pool, keys, groups)
+    return CachedPrefix(len(keys), tables, snapshot_id, branch_len)
 
 
 def fresh_blocks(cached: CachedPrefix, cover: int, limits: Limits) -> list[int]:

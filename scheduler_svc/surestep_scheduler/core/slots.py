@@ -28,6 +28,7 @@ class SlotTable:
         self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
         self.prompt_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.shared_len = np.zeros(num_slots, dtype=np.int64)  # see Limits.shared_len
+        self.branch_len = np.zeros(num_slots, dtype=np.int64)  # see CachedPrefix; 0 = none
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
         self.forced_cap = np.zeros(num_slots, dtype=np.int64)  # with those of its grammar
@@ -64,6 +65,7 @@ class SlotTable:
         draft_cap: int,
         forced_cap: int,
         capacity: list[int],
+        branch_len: int,
         publish_at: int,
         mark_at: int,
     ) -> None:
@@ -82,7 +84,7 @@ class SlotTable:
         lost = max(seq.computed_len - num_cached, 0) if seq.num_displaced else 0
         self.settled_at[slot] = seq.computed_len + lost if lost else 0
         self.prompt_len[slot], self.shared_len[slot] = seq.prompt_len, seq.shared_len
-        self.prefill_len[slot] = prefill_len
+        self.prefill_len[slot], self.branch_len[slot] = prefill_len, branch_len
         self.max_len[slot] = max_len
         self.draft_cap[slot], self.forced_cap[slot] = draft_cap, forced_cap
         self.pools[slot] = seq.request.pooling > 0

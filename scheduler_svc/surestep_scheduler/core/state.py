@@ -173,6 +173,7 @@ class SchedulerState:
             draft_cap=shape.draft_cap,
             forced_cap=shape.forced_cap,
             capacity=[table.end * size for table in tables],
+            branch_len=found.cached.branch_len,
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
         )

@@ -31,7 +31,7 @@ from .catch_up import CatchUpBudget
 from .preemption import entitled_slots, make_room
 from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
 from .runnable import runnable, slots_of
-from .snapshot_requests import snapshot_requests
+from .snapshot_requests import snapshot_requests, up_to_branch
 
 
 def schedule(state: SchedulerState, now: float) -> Plan | None:
@@ -175,6 +175,7 @@ class _StepBuilder:
         most = min(
             taken + more, uncomputed(state, seq), tenancy.max_chunk, self._reach(slot) - start
         )
+        most = up_to_branch(state, slot, most)
         chunk = cut(start, most, seq.shared_len, state.limits.prompt_chunk)
         slots = np.array([slot])
         state.tables.extend(slots, state.tables.missing(slots, np.array([start + chunk])))

@@ -1,14 +1,16 @@
 """Choose the snapshots of recurrent state that a plan asks for.
 
 Of a prompt that is its last boundary of blocks and, as long as ids are free, the last one of each
-chunk before; of a request that decodes the next length that it may come to. Where workers compute
+chunk before; of a request that decodes the next length that it may come to. A prompt that begins
+as another one did, whose state is gone, leaves a snapshot where the cached blocks end: that is
+where the next one will begin to differ, as conversations with the same instructions do (Pan et al.,
+"Marconi: Prefix Caching for the Era of Hybrid LLMs", 2024). Where workers compute
 prompts in chunks, a boundary is one of theirs too, and what is decoded would be of no use to
 others: the next turn of a conversation computes it in chunks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -58,18 +60,33 @@ def snapshot_requests(
 
 def _wanted(state: SchedulerState, slot: IntArray, num_tokens: IntArray) -> _Wanted:
     slots, limits, decoding = state.slots, state.limits, num_tokens == 0
-    # Lengths at which a prompt's state is a block's and can be gone on from.
-    border = math.lcm(limits.block_size, limits.prompt_chunk)
-    prefill_len, start = slots.prefill_len[slot], slots.len_hi[slot]
-    shared_len = slots.shared_len[slot]
-    last = np.minimum(prefill_len - 1, shared_len) // border * border
-    chunk = np.minimum((start + num_tokens) // border * border, last)
+    border, start, end = limits.snapshot_border, slots.len_hi[slot], slots.len_hi[slot] + num_tokens
+    prefill_len, shared_len = slots.prefill_len[slot], slots.shared_len[slot]
+    last, branch = _last_boundary(state, slot), slots.branch_len[slot]
+    branches = (start < branch) & (branch <= np.minimum(end, last))
+    chunk = np.where(branches, branch, np.minimum(end // border * border, last))
     done = np.maximum(slots.folded[slot], prefill_len)
     interval = _interval(limits)
     following = (done // interval + 1) * interval
     length = np.where(decoding, following, chunk)
     wanted = np.where(decoding, following <= np.minimum(start, shared_len), chunk > start)
-    return _Wanted(length, wanted, ~decoding & (chunk < last))
+    return _Wanted(length, wanted, ~decoding & (chunk < last) & ~branches)
+
+
+def up_to_branch(state: SchedulerState, slot: int, num_tokens: int) -> int:
+    """Return how many of these tokens of a prompt a step may take: one step takes one snapshot."""
+    start, branch = int(state.slots.len_hi[slot]), int(state.slots.branch_len[slot])
+    if start < branch < int(_last_boundary(state, np.array([slot]))[0]) <= start + num_tokens:
+        return branch - start
+    return num_tokens
+
+
+def _last_boundary(state: SchedulerState, slot: IntArray) -> IntArray:
+    """Return the last length [R] at which others could go on from the prompts of these slots."""
+    border = state.limits.snapshot_border
+    most = np.minimum(state.slots.prefill_len[slot] - 1, state.slots.shared_len[slot])
+    last: IntArray = most // border * border
+    return last
 
 
 def _interval(limits: Limits) -> int:

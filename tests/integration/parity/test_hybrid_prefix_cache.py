@@ -83,6 +83,24 @@ def test_the_next_turn_finds_the_state_behind_the_answer(hybrid_bench: ParityBen
     assert len(prompt) + len(answer) - found < 3 * BLOCK_SIZE
 
 
+def test_conversations_that_begin_alike_find_the_state_where_they_part(
+    hybrid_bench: ParityBench,
+) -> None:
+    """Even if others left no room for states within their prompts: the second leaves it there."""
+    rng, found = random.Random(SEED), list[int]()
+    beginning = rng.choices(range(3, VOCAB), k=3 * BLOCK_SIZE + 3)
+    built = make_runner(hybrid_bench, "mtp")
+    built.facts.num_snapshots = 3
+    cached, plain = engine_of(built), engine(hybrid_bench, "mtp", caching=False)
+    for turn in range(6):
+        made = request(f"{turn}", [*beginning, *rng.choices(range(3, VOCAB), k=33)])
+        before = cached.state.counters.prefix_cache_hits
+        answer = cached.run([made])[made.id]
+        assert answer.token_ids == plain.run([made])[made.id].token_ids
+        found.append(cached.state.counters.prefix_cache_hits - before)
+    assert found == [0, 0, *[3 * BLOCK_SIZE] * 4]
+
+
 def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> None:
     """Bit for bit, in every recurrent layer."""
     prompt = conversation(0)[0]
