@@ -94,6 +94,7 @@ def survive(served: Served, fault: Fault, seed: str) -> str:
         return _survive(served, fault, seed)
     except BaseException as error:
         error.add_note(served.server.stack.tail())
+        error.add_note(repr(error))  # reports are cut in the middle
         raise
 
 
