@@ -20,6 +20,7 @@ _IN_ROOMS = [
     "surestep_scheduler",
     "surestep_worker",
 ]
+_MOST_RECORDS = 28
 _MAX_FILES = 15  # modules in a folder, its door not counted
 
 
@@ -110,3 +111,16 @@ def _imports(source: Source, name: str, modules: set[str]) -> Iterator[tuple[int
 
 def test_packages_in_rooms_exist() -> None:
     assert set(_IN_ROOMS) <= set(PACKAGES)
+
+
+def test_a_step_changes_its_clothes_seldom() -> None:
+    """A ratchet on the records on the way of a step: each is one more thing to know."""
+    step = [s for s in product() if s.name.startswith("worker_svc/surestep_worker/step/")]
+    records = [
+        node.name
+        for source in step
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+        and ("NamedTuple" in map(ast.unparse, node.bases) or node.decorator_list)
+    ]
+    assert len(records) <= _MOST_RECORDS, records
