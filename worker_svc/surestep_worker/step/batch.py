@@ -22,16 +22,6 @@ from .plan import Rows, SnapshotRequests
 from .slots import Slots
 
 
-class Sampled(NamedTuple):
-    """The sampled tokens of a batch: W windows with N positions."""
-
-    row: IntArray  # [W] index into the plan's rows
-    cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
-    window: IntArray  # [N] window of each position
-    offset: IntArray  # [N] its index within the window
-    token: IntArray  # [N] index into the batch's tokens
-
-
 @dataclass(frozen=True, slots=True)
 class PromptPositions:
     """Prompt tokens whose log-probabilities are reported, each predicted by the token before it."""
@@ -55,15 +45,20 @@ class PooledTokens(NamedTuple):
     label_ids: IntArray  # [K, L] these tokens, followed by whatever
 
 
-def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
-    """Return the last token of PREFILL_LAST rows and every token of DECODE and VERIFY rows."""
+def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> tuple[IntArray, ...]:
+    """Find the last token of PREFILL_LAST rows and every token of DECODE and VERIFY rows.
+
+    Returns, of V windows with N positions: the row of each window [V], the bounds of its positions
+    [V+1], and of each position [N] its window, its index within the window, and its token in the
+    batch.
+    """
     row = np.flatnonzero(rows.is_sampled)
     width = np.where(rows.mode[row] == pb.PREFILL_LAST, 1, 1 + n_drafts[row])
     window_cu = offsets(width)
     window = np.repeat(np.arange(len(row)), width)
     offset = np.arange(window_cu[-1]) - window_cu[window]
     first = np.where(rows.mode[row] == pb.PREFILL_LAST, cu[row + 1] - 1, cu[row])
-    return Sampled(row, window_cu, window, offset, first[window] + offset)
+    return row, window_cu, window, offset, first[window] + offset
 
 
 def prompt_positions(
@@ -151,9 +146,11 @@ class Geometry:
         width = tokens_consumed(rows, rows.max_drafts)
         cu = offsets(width)
         token_row = np.repeat(np.arange(len(rows)), width)
-        sampled = sampled_positions(rows, cu, rows.max_drafts)
+        window_row, cu_windows, position_window, offset, sampled = sampled_positions(
+            rows, cu, rows.max_drafts
+        )
         window = np.full(len(rows), -1)
-        window[sampled.row] = np.arange(len(sampled.row))
+        window[window_row] = np.arange(len(window_row))
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
         length[requested.slot], line[requested.slot] = requested.length, requested.id - 1
         prompt = _prompt(rows, cu, token_row, slots, prompt_logprobs)
@@ -169,18 +166,18 @@ class Geometry:
             catch_up=_words(rows.catch_up),
             window=_words(window),
             token_row=_words(token_row),
-            position_row=_words(sampled.row[sampled.window]),
-            position_offset=_words(sampled.offset),
-            cu_windows=_words(sampled.cu),
+            position_row=_words(window_row[position_window]),
+            position_offset=_words(offset),
+            cu_windows=_words(cu_windows),
         )
         return cls(
             rows=columns,
             width=width,
             max_drafts=_words(rows.max_drafts),
-            window_row=sampled.row,
-            window_slot=rows.slot[sampled.row],
-            position_window=_words(sampled.window),
-            hidden_index=_words(np.concatenate((sampled.token, prompt.predictor, pooled.token))),
+            window_row=window_row,
+            window_slot=rows.slot[window_row],
+            position_window=_words(position_window),
+            hidden_index=_words(np.concatenate((sampled, prompt.predictor, pooled.token))),
             prompt=prompt,
             pooled=pooled,
         )
