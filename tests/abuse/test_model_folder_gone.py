@@ -46,23 +46,26 @@ def test_ranks_come_back_without_the_folder(server: Abused) -> None:
             await ready(server)
             await tally.reached(tally.tokens + 10)
         make_tiny_checkpoint(server.model, "llama", seed=8, tokenizer=True)  # another model
-        for _ in range(4):  # before it is ready: three times in a row it is distrusted
-            await kill(server, ranks - 1)
+        for attempt in range(3):  # before it is ready: three times in a row it is distrusted
+            server.server.order("load", ranks - 1, "kill", pid=0)
+            if not attempt:
+                await kill(server, ranks - 1)
+            await until(lambda: not server.server.pending_orders(), "an end while loading")
         await ready(server)
         await tally.reached(tally.tokens + 10)
 
     before = server.supervisors()[ranks - 1]["restarts"]
     server.survive(disturb, longest_s=180)
     after = server.supervisors()[ranks - 1]
-    assert after["restarts"] >= before + 5
+    assert after["restarts"] >= before + 4
     assert after["held_weight_bytes"] > 0
     log = (server.server.stack.logs / f"worker{ranks - 1}.log").read_text()
-    assert "holds another model now" in log or "before it was ready" in log
+    assert "holds another model now" in log
 
 
 def test_nobody_gets_an_answer_in_two_voices(server: Abused) -> None:
-    """The folder holds another model by now; a supervisor that is started again reads it, and the
-    other one's weights are out of date."""
+    """The folder holds another model by now; a supervisor that is started again without a rank to
+    adopt reads it, and the other one's weights are out of date."""
     stack = server.server.stack
     asyncio.run(ready(server))
     endings = asyncio.run(lose_a_supervisor_in_mid_stream(server))
@@ -93,5 +96,7 @@ async def lose_a_supervisor_in_mid_stream(server: Abused) -> list[str]:
         ]
         for tally in tallies:
             await tally.reached(1)
-        os.kill(server.supervisors()[1]["pid"], signal.SIGKILL)
+        lost = server.supervisors()[1]
+        os.kill(lost["pid"], signal.SIGKILL)
+        os.kill(lost["rank_pid"], signal.SIGKILL)
     return [call.result() for call in calls]
