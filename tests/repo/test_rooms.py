@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import pytest
-from repo.source import PACKAGES, Source, product
+from repo.source import PACKAGES, Source, product, tracked
 
 _IN_ROOMS = [
     "surestep",
@@ -124,3 +124,9 @@ def test_a_step_changes_its_clothes_seldom() -> None:
         and ("NamedTuple" in map(ast.unparse, node.bases) or node.decorator_list)
     ]
     assert len(records) <= _MOST_RECORDS, records
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Pytest imports them by these: of two with one name it collects the first."""
+    names = Counter(PurePath(name).name for name in tracked() if "/test_" in name)
+    assert [name for name, count in names.items() if count > 1] == []
