@@ -97,6 +97,7 @@ def fuzz(document: dict[str, Any], url: str) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.rotates(4, turn=1)
 async def test_the_document_holds(server: tuple[httpx.AsyncClient, Process]) -> None:
     # Here: two threads that compile at once fail in Python 3.11. Nor is it collected by all workers.
     import schemathesis.specs.openapi.schemas  # noqa: F401
@@ -150,6 +151,7 @@ async def test_bodies_that_are_wrong(stack: Stack) -> None:
         check_error(response)
 
 
+@pytest.mark.rotates(4, turn=2)
 async def test_mutated_bodies(stack: Stack) -> None:
     """A good request with bytes changed, cut out or repeated."""
     rng = random.Random(11)

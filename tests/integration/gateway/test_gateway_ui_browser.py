@@ -18,7 +18,7 @@ from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import supervisor_pb2
 from surestep_proto.scheduler_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
 
-pytestmark = [needs_browser, pytest.mark.timeout(120)]
+pytestmark = [needs_browser, pytest.mark.timeout(120), pytest.mark.rotates(4, turn=3)]
 
 PATIENCE_MS = 30_000
 HOSTILE = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'

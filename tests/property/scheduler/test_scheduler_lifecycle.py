@@ -188,7 +188,7 @@ class SnapshotOfAnotherLength(SchedulerState):
 
     def lookup(self, seq: Sequence) -> Lookup:
         found = super().lookup(seq)
-        num_blocks, (table,), snapshot_id = found.cached
+        num_blocks, (table,), snapshot_id, _ = found.cached
         if num_blocks < 2:
             return found
         shorter = BlockTable(table.group, table.first, table.blocks[:-1])
