@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -130,15 +131,8 @@ class Verification:
         await self._meter.lap()
         checks = await self._look()
         await self._explain()
-        return Findings(
-            self._main,
-            self._results,
-            struck,
-            self._meter.total,
-            reference_windows,
-            checks,
-            self._skipped,
-        )
+        compared = self._main, self._results, struck, self._meter.total
+        return Findings(*compared, reference_windows, checks, self._skipped)
 
     async def _warm_up(self) -> None:
         """Run the slow first steps of a server and find prompts that it refuses."""
@@ -340,18 +334,10 @@ class Verification:
         heard: Callable[[int], None] = lambda tokens: None,
     ) -> list[Answer]:
         counts = asked is self._main
+        ask = partial(self._ask, speculation=speculation, heard=heard, counts=counts)
         async with asyncio.TaskGroup() as tasks:
             answers = [
-                tasks.create_task(
-                    self._ask(
-                        prompt,
-                        index,
-                        sampling,
-                        speculation=speculation,
-                        heard=heard,
-                        counts=counts,
-                    )
-                )
+                tasks.create_task(ask(prompt, index, sampling))
                 for index, prompt in enumerate(asked.prompts)
             ]
         return [task.result() for task in answers]
