@@ -95,16 +95,7 @@ def make(
     """Arrays of a step."""
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    columns = StepColumns(
-        rows=geometry.rows,
-        max_drafts=geometry.max_drafts,
-        hidden_index=geometry.hidden_index,
-        head=None,
-        position_window=geometry.position_window,
-        draw=table.draw(geometry.window_slot),
-        stops=table.stops(geometry.window_slot),
-    )
-    return columns, geometry
+    return StepColumns.of(geometry, table, rows.max_drafts), geometry
 
 
 def _bucket(columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int) -> Bucket | None:

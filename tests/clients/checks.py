@@ -44,7 +44,7 @@ JSON_SAID = '```json\n{"name": "Ada", "age": 36}\n```'
 
 @dataclass(frozen=True)
 class Server:
-    """What a script is told of the server: its root, its key, and the folder of its model."""
+    """The server as a script is told of it: its root, its key, and the folder of its model."""
 
     root: str
     key: str
@@ -52,11 +52,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What clients take for OpenAI's."""
+        """The URL that clients take for OpenAI's."""
         return f"{self.root}/v1"
 
     def open_requests(self) -> int:
-        """Of all clients, as the scheduler counts them."""
+        """Count the open requests of all clients, as the scheduler does."""
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=10) as reply:
             counts = _OPEN.findall(reply.read().decode())
         assert counts, "no such metrics"
@@ -94,7 +94,7 @@ def _noted(feature: str, outcome: str) -> Callable[[Check], Check]:
 
 @contextmanager
 def raises(kind: type[BaseException], text: str = "", **attributes: Any) -> Iterator[None]:
-    """What is inside must raise such an error, with this text in it and these attributes."""
+    """Insist that the block raises such an error, with this text in it and these attributes."""
     caught = None
     try:
         yield
@@ -136,7 +136,7 @@ def fits(arguments: str | dict[str, Any]) -> bool:
 
 
 def weather(city: str, days: int) -> str:
-    """What the tool of all scripts answers."""
+    """Answer as the tool of all scripts."""
     assert (city, days) == ("Oslo", 2), "arguments that the model did not write"
     return f"{days + 1} degrees"
 

@@ -122,7 +122,7 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_steps_that_stay_on_their_device(tiny_model: Path, tmp_path: Path) -> None:
-    """As on a GPU: pipelined, drafts that the host never sees, grammars that follow them."""
+    """Verify a server like one on a GPU: pipelined, its drafts unseen, grammars following them."""
     words = [*DRAFTS, "--json", "--temperature", "0.8", "--quick"]
     variables = {"PYTHONPATH": str(INJECT), "FAULT_DEVICE_S": "0.02"}
     status, out, _ = verify(tiny_model, tmp_path, *words, variables=variables)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Una
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.generation import Generation
 from surestep_gateway.generation.json_text import json_text
-from surestep_gateway.generation.request_spans import failures, tell_generation
+from surestep_gateway.generation.request_spans import ending, tell_generation
 from surestep_gateway.generation.sequence import (
     Delta,
     Emit,
@@ -137,9 +137,8 @@ class EventStream(Response):
         generation = self._generation
         run = self._kept_alive(run_sequences(generation.sequences, self._emit, generation.max_open))
         try:
-            async with accounted(generation):
-                with self._within:
-                    await until_disconnect(receive, run, self._admission)
+            with accounted(generation), self._within:
+                await until_disconnect(receive, run, self._admission)
         except Exception as error:
             if not isinstance(error, Interrupted):  # which the client has asked for
                 self._ending.fail(error)
@@ -249,9 +248,8 @@ async def run_whole(
         await run_sequences(generation.sequences, emit, generation.max_open)
         return await finish()
 
-    async with accounted(generation):
-        with within or contextlib.nullcontext():
-            return await until_disconnect(receive, work(), gateway.admission)
+    with accounted(generation), within or contextlib.nullcontext():
+        return await until_disconnect(receive, work(), gateway.admission)
 
 
 async def until_disconnect(
@@ -279,18 +277,11 @@ async def _raise_on_disconnect(receive: Receive) -> None:
     raise Cancelled("the client went away")
 
 
-@contextlib.asynccontextmanager
-async def accounted(generation: Generation) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def accounted(generation: Generation) -> Iterator[None]:
     """Record metrics, traces and one log line for the request, however it ends."""
-    outcome = "error"
-    try:
-        with failures():
-            yield
-        outcome = "done"
-    except (Cancelled, asyncio.CancelledError):
-        outcome = "abort"
-        raise
-    finally:
+
+    def told(outcome: str) -> None:
         for sequence in generation.sequences:
             journal = sequence.journal
             sequence.timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
@@ -299,6 +290,9 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
             generation.count_choices()
         tell_generation(generation)
         _log_end(generation, outcome)
+
+    with ending(told):
+        yield
 
 
 def _log_end(generation: Generation, outcome: str) -> None:

@@ -5,12 +5,14 @@ Where vLLM uses another name for an attribute, that name is set as well.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from starlette.types import Scope
 from surestep_common import tracing
+from surestep_common.errors import Cancelled
 from surestep_common.tracing import Span, Tracer, Value
 
 from surestep_gateway.request.protocol import ChatBody
@@ -49,6 +51,21 @@ def failures() -> Iterator[None]:
     except Exception as error:
         tracing.current.get().fail_by(error)
         raise
+
+
+@contextlib.contextmanager
+def ending(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell how the request that is served in the block ended: done, abort or error."""
+    outcome = "error"
+    try:
+        with failures():
+            yield
+        outcome = "done"
+    except (Cancelled, asyncio.CancelledError):
+        outcome = "abort"
+        raise
+    finally:
+        tell(outcome)
 
 
 def tell_generation(generation: Generation) -> None:

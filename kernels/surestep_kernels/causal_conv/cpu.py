@@ -7,8 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library, pointers
-from surestep_kernels.columns.cpu.recurrent_rows import row_pointers
+from surestep_kernels.columns.cpu.binding import (
+    DTYPE_CODES,
+    CFunction,
+    Library,
+    pointers,
+    recurrent_row_pointers,
+)
 from surestep_kernels.recurrent_rows import ConvState, RecurrentRows
 
 
@@ -31,5 +36,5 @@ def causal_conv(
     out = x.new_empty(tokens, channels)
     data = pointers(out, x, weight, conv.inputs, conv.snapshots)
     sizes = len(rows.slots), x.stride(0), channels, taps, lines
-    run(*data, *row_pointers(rows), *sizes, DTYPE_CODES[x.dtype])
+    run(*data, *recurrent_row_pointers(rows), *sizes, DTYPE_CODES[x.dtype])
     return out

@@ -7,8 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library, pointers
-from surestep_kernels.columns.cpu.recurrent_rows import row_pointers
+from surestep_kernels.columns.cpu.binding import (
+    DTYPE_CODES,
+    CFunction,
+    Library,
+    pointers,
+    recurrent_row_pointers,
+)
 from surestep_kernels.recurrent_rows import DeltaState, RecurrentRows
 
 
@@ -38,5 +43,5 @@ def gated_delta(
     workspace = torch.empty(tokens, 2 * k_heads * k_dim + 2 * v_heads)
     data = pointers(out, qkv, beta_and_decay, a_log, dt_bias, workspace, *delta)
     sizes = len(rows.slots), tokens, k_heads, v_heads, k_dim, v_dim, records
-    run(*data, *row_pointers(rows), *sizes, DTYPE_CODES[qkv.dtype])
+    run(*data, *recurrent_row_pointers(rows), *sizes, DTYPE_CODES[qkv.dtype])
     return out

@@ -66,7 +66,7 @@ def ordered(place: str, tokens: Sequence[int] = (), longest: int = 0) -> Order:
 
 
 def suffer(order: Order) -> None:
-    """What goes wrong before a method has done anything."""
+    """Go wrong before a method has done anything."""
     match order.get("do"):
         case "kill":
             os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
@@ -85,7 +85,7 @@ def suffer(order: Order) -> None:
 
 
 def spoil(order: Order, answer: Any) -> Any:
-    """What goes wrong with what a method returns: a tensor [N, ...], or drafts."""
+    """Spoil what a method returns: a tensor [N, ...], or drafts."""
     match order.get("do"):
         case "nan":
             answer[: order.get("rows")] = float("nan")

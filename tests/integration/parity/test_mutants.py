@@ -79,21 +79,19 @@ def test_hybrid_mutant_is_caught(
         assert wrong_hybrid_answers(hybrid_bench)
 
 
-@pytest.mark.parametrize("name", GPT_OSS_MUTANTS)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("gpt_oss_bench", name) for name in GPT_OSS_MUTANTS),
+        *(("glm_dsa_bench", name) for name in LATENT_MUTANTS),
+    ],
+)
 @pytest.mark.rotates(2)
-def test_gpt_oss_mutant_is_caught(
-    gpt_oss_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
+def test_mutant_of_a_family_is_caught(
+    request: pytest.FixtureRequest, family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    GPT_OSS_MUTANTS[name](monkeypatch)
-    answers = gpt_oss_bench.run("mixed", drafter="ragged", k=5, depth=1)
-    assert any(a.token_ids != gpt_oss_bench.expected[n].token_ids for n, a in answers.items())
-
-
-@pytest.mark.parametrize("name", LATENT_MUTANTS)
-@pytest.mark.rotates(2)
-def test_latent_mutant_is_caught(
-    glm_dsa_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    LATENT_MUTANTS[name](monkeypatch)
-    answers = glm_dsa_bench.run("mixed", drafter="flip-1", k=3, depth=1)
-    assert any(a.token_ids != glm_dsa_bench.expected[n].token_ids for n, a in answers.items())
+    bench: ParityBench = request.getfixturevalue(family)
+    (GPT_OSS_MUTANTS | LATENT_MUTANTS)[name](monkeypatch)
+    drafter, k = ("ragged", 5) if family == "gpt_oss_bench" else ("flip-1", 3)
+    answers = bench.run("mixed", drafter=drafter, k=k, depth=1)
+    assert any(a.token_ids != bench.expected[n].token_ids for n, a in answers.items())

@@ -54,16 +54,7 @@ def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns[HostColumn], Geome
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
     table = SamplingTable(slots.num_slots, 100)
-    columns = StepColumns(
-        rows=geometry.rows,
-        max_drafts=geometry.max_drafts,
-        hidden_index=geometry.hidden_index,
-        head=None,
-        position_window=geometry.position_window,
-        draw=table.draw(geometry.window_slot),
-        stops=table.stops(geometry.window_slot),
-    )
-    return columns, geometry
+    return StepColumns.of(geometry, table, rows.max_drafts), geometry
 
 
 def make_slots(num_slots: int) -> Slots:

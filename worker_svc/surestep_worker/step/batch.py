@@ -11,7 +11,7 @@ from surestep_kernels.choose import DrawParams
 from surestep_kernels.commit_step import StopIds
 from surestep_kernels.shape_logits import Shaping
 from surestep_kernels.slot_state import StepRows
-from surestep_kernels.step_columns import Column
+from surestep_kernels.step_columns import Column, HostColumn
 from surestep_kernels.write_runs import Runs
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
@@ -19,6 +19,7 @@ from surestep_proto import worker_pb2 as pb
 from surestep_worker.drafters.inputs import HeadInputs
 
 from .plan import Rows, SnapshotRequests
+from .sampling import SamplingTable
 from .slots import Slots
 
 
@@ -210,6 +211,26 @@ class StepColumns(NamedTuple, Generic[Column]):
     position_window: Column  # i32[N]
     draw: DrawParams[Column]  # [V]
     stops: StopIds[Column]  # [V]
+
+    @classmethod
+    def of(
+        cls,
+        geometry: Geometry,
+        sampling: SamplingTable,
+        max_drafts: IntArray,
+        head: HeadInputs[HostColumn] | None = None,
+    ) -> StepColumns[HostColumn]:
+        """Return the columns of a step whose drafter may propose max_drafts [R]."""
+        windows = geometry.window_slot
+        return StepColumns(
+            rows=geometry.rows,
+            max_drafts=_words(max_drafts),
+            hidden_index=geometry.hidden_index,
+            head=head,
+            position_window=geometry.position_window,
+            draw=sampling.draw(windows),
+            stops=sampling.stops(windows),
+        )
 
 
 class PooledColumns(NamedTuple, Generic[Column]):

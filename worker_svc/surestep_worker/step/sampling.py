@@ -146,13 +146,13 @@ class SamplingTable:
 
     def shaping(self, slots: IntArray, position_window: Int32Array) -> Shaping[HostColumn]:
         """Return how windows in slots [V] shape the logits of positions with these windows [N]."""
-        entries = [self._entries[slot] for slot in slots.tolist()]
 
         def some(make: Callable[[Int32Array, list[_Entry]], T], has: BoolArray) -> T | None:
             """Make columns for the positions i32[P] whose slots have any; None if none has."""
             windows = has[slots]
             if not windows.any():
                 return None
+            entries = [self._entries[slot] for slot in slots.tolist()]
             return make(np.flatnonzero(windows[position_window]).astype(np.int32), entries)
 
         return Shaping(

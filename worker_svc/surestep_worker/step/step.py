@@ -6,13 +6,10 @@ import logging
 import time
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from surestep_common.invariants import Int32Array
 from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
-from surestep_kernels.write_runs import Runs
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
@@ -34,7 +31,7 @@ from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
 from .graphs import GraphKind, Graphs
 from .guidance import Guidance
 from .logprobs import LogprobPlan
-from .order import Begun, DeviceFirst, HostFirst, StepOrder
+from .order import Begun, DeviceFirst, Differences, HostFirst, StepOrder
 from .plan import NO_SNAPSHOTS, Rows, SnapshotRequests, read_snapshots, without_drafts
 from .result import LaunchedStep, PendingStep, Results
 from .sampling import SamplingTable
@@ -117,7 +114,7 @@ class StepLauncher:
         )
 
     def _run(
-        self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
+        self, rows: Rows, differences: Differences, requested: SnapshotRequests
     ) -> LaunchedStep:
         """Queue rows: draft, forward, mask, sample, commit, and the download of what they did."""
         begun = self._order.begin(rows, differences)
@@ -160,23 +157,15 @@ class StepLauncher:
         self, begun: Begun, geometry: Geometry, logprobs: LogprobPlan | None
     ) -> LaunchInputs[HostColumn]:
         """Return what is sent to the device."""
-        sampling, windows, rows = self._sampling, geometry.window_slot, begun.rows
+        sampling, rows = self._sampling, begun.rows
         head = None
         if begun.drafted is None:
             draw = sampling.draw(rows.slot)
             head = self._drafting.head_inputs(rows.slot, rows.max_proposed, rows.catch_up, draw)
-        columns = StepColumns(
-            rows=geometry.rows,
-            max_drafts=rows.max_proposed.astype(np.int32),
-            hidden_index=geometry.hidden_index,
-            head=head,
-            position_window=geometry.position_window,
-            draw=sampling.draw(windows),
-            stops=sampling.stops(windows),
-        )
+        columns = StepColumns.of(geometry, sampling, rows.max_proposed, head)
         extras: Extras[HostColumn] = Extras(
             differences=begun.differences,
-            shaping=sampling.shaping(windows, geometry.position_window),
+            shaping=sampling.shaping(geometry.window_slot, geometry.position_window),
             scored=logprobs.positions if logprobs is not None else None,
             pooled=PooledColumns.of(geometry.pooled),
         )

@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 from surestep_common import tracing
-from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
+from surestep_common.errors import InvalidRequest, ModelChanged
 from surestep_proto.sampling_pb2 import LABEL_LOGITS
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
@@ -26,7 +26,7 @@ from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin, most_open
 from surestep_gateway.generation.request_log import log_body
-from surestep_gateway.generation.request_spans import PROVIDER, failures
+from surestep_gateway.generation.request_spans import PROVIDER, ending
 from surestep_gateway.generation.sequence import first_error
 from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
@@ -139,7 +139,7 @@ class Embedding:
     async def _run(
         self, receive: Receive, one: Callable[[int, Sequence[int]], Coroutine[Any, Any, T]]
     ) -> list[T]:
-        async with self._logged():
+        with ending(self._log_end):
             return await until_disconnect(receive, self._each(one), self._gateway.admission)
 
     async def _each(self, one: Callable[[int, Sequence[int]], Coroutine[Any, Any, T]]) -> list[T]:
@@ -223,21 +223,11 @@ class Embedding:
             pieces += [b",", entry] if index else [entry]
         return [*pieces, b"],", usage[1:]]
 
-    @contextlib.asynccontextmanager
-    async def _logged(self) -> AsyncIterator[None]:
-        """Log and trace the request, however it ends."""
-        outcome = "error"
-        try:
-            with failures():
-                yield
-            outcome = "done"
-        except (Cancelled, asyncio.CancelledError):
-            outcome = "abort"
-            raise
-        finally:
-            tokens = self._num_tokens
-            _tell(self.model, self._origin.request_id, tokens)
-            logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)
+    def _log_end(self, outcome: str) -> None:
+        """Log and trace the request, which has ended."""
+        tokens = self._num_tokens
+        _tell(self.model, self._origin.request_id, tokens)
+        logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)
 
 
 def log_embedding(gateway: Gateway, name: str, origin: Origin, prepared: PreparedInputs) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_kernels.slot_state import SlotState
 
 CFunction = Callable[..., Any]
@@ -65,6 +66,14 @@ def _bind(library: CDLL, op: str, arguments: str, result: str) -> CFunction:
 def pointers(*tensors: Tensor) -> list[int]:
     """Return where the tensors lie."""
     return [tensor.data_ptr() for tensor in tensors]
+
+
+def recurrent_row_pointers(rows: RecurrentRows) -> list[int]:
+    """Return where the columns of rows lie: not `chunked`, as it is processed token by token."""
+    slots, *columns, _, _ = rows
+    assert slots.dtype is torch.int64
+    assert all(column.dtype is torch.int32 for column in columns)
+    return pointers(slots, *columns)
 
 
 def struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
