@@ -6,14 +6,17 @@ and WATCHDOG=1 again and again. systemd does so for services of Type=notify.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
+from typing import NoReturn
 
 from . import config
 from .process import CREDENTIALS
 
 READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
+_BEAT_S = 0.5
 _MAX_BYTES = 4096
 _MAX_READS = 100  # at a look
 
@@ -32,6 +35,12 @@ class Notifier:
             return
         with contextlib.suppress(OSError), _datagrams() as sender:
             sender.sendto(state.encode(), self._address)
+
+    async def beat(self) -> NoReturn:
+        """Say twice a second that this event loop runs, until cancelled."""
+        while True:
+            self.tell(ALIVE)
+            await asyncio.sleep(_BEAT_S)
 
 
 class Listener:

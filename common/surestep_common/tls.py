@@ -92,15 +92,13 @@ def use(settings: TlsSettings) -> None:
     )
 
 
-def context_of_client(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
+def context_of_client(certificate: Path | None) -> ssl.SSLContext:
     """Make a context for HTTPS to a server that must show `certificate`, whatever the name in it.
 
-    Without one, servers are judged as usual; without `verify`, any server will do.
+    Without one, servers are judged as usual.
     """
     context = ssl.create_default_context(cafile=certificate)
-    if not verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    elif certificate is not None:
+    if certificate is not None:
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # this one, by any issuer
     return context

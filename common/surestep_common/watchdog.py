@@ -25,6 +25,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
 
+from .config import ENV_PREFIX, child_environ, variables
 from .process import (
     STACK_DUMP_SIGNAL,
     STOPPED,
@@ -118,7 +119,10 @@ def wait_for_turn(arguments: list[str]) -> None:
 
 
 async def _spawn(command: Sequence[str], stdin: int | None = None) -> Process:
-    return await asyncio.create_subprocess_exec(*command, stdin=stdin, preexec_fn=die_with_parent)
+    environ = child_environ(variables(ENV_PREFIX))
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=stdin, env=environ, preexec_fn=die_with_parent
+    )
 
 
 async def _end_when_silent(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import uvicorn
-from surestep_common.notify import ALIVE, Notifier
+from surestep_common.notify import Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
 from surestep_gateway.http.listener import Connections
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0  # for a head, and for a TLS handshake
 _CLOSE_S = 2  # for idle connections
-_BEAT_S = 0.5
 
 
 class _Server(uvicorn.Server):
@@ -114,7 +113,7 @@ class GatewayServer:
                     listening,
                     group.create_task(self.gateway.pool.run()),
                     group.create_task(self._connections.sweep()),
-                    group.create_task(_beat()),
+                    group.create_task(Notifier().beat()),
                     group.create_task(self.gateway.text.run()),
                     group.create_task(self.gateway.metrics.event_loop.watch()),
                     group.create_task(self.gateway.metrics.clients.watch()),
@@ -137,14 +136,6 @@ class GatewayServer:
         await self.gateway.admission.drain()
         listening.cancel()
         self._server.should_exit = True
-
-
-async def _beat() -> None:
-    """Tell the starter that the event loop runs, until cancelled."""
-    notifier = Notifier()
-    while True:
-        notifier.tell(ALIVE)
-        await asyncio.sleep(_BEAT_S)
 
 
 def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:

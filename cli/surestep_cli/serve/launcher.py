@@ -13,16 +13,16 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common import access, log
-from surestep_common.config import ENV_PREFIX, child_environ, state_dir
+from surestep_common.config import ENV_PREFIX, NOTIFY_SOCKET, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
-from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
+from surestep_common.notify import READY, STOPPING, Listener, Notifier
 from surestep_common.process import python_module, raise_file_limit
 from surestep_common.watchdog import STANDBY
 from surestep_worker.config import gpu_is_here, torch_has_cuda
@@ -33,7 +33,7 @@ from surestep_cli.terminal.output import unbreakable
 
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
-from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
+from .liveness import watch, watch_logs
 from .model_source import DEFAULT_SPECULATION
 from .ports import check_address, check_services, check_socket
 from .startup import Startup, Worker
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 # Logs appear as they are written.
 _PROCESS = {"PYTHONUNBUFFERED": "1"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
-_BEAT_S = 1.0
 _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
 
@@ -149,10 +148,10 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 class Service(NamedTuple):
-    """A child and the probes of its liveness."""
+    """A child and its signs of life."""
 
     child: Child
-    probes: Sequence[Probe]
+    signs: Listener
 
 
 class Services(NamedTuple):
@@ -175,33 +174,24 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     """Create the services. Needs a running event loop."""
     inherited = child_environ({**environ, **_PROCESS})
 
-    def child(name: str, *module: str, **extra: str) -> Child:
-        argv = python_module(*module)
+    def service(name: str, *module: str, **extra: str) -> Service:
+        signs = Listener()
+        own = {**inherited, **extra, NOTIFY_SOCKET: signs.address}
         path = log_dir / f"{name}.log"
-        return Child(Command(name=name, argv=argv, environ={**inherited, **extra}, log_path=path))
+        command = Command(name=name, argv=python_module(*module), environ=own, log_path=path)
+        return Service(Child(command), signs)
 
-    def worker(rank: int, supervisor: str) -> Service:
+    def worker(rank: int) -> Service:
         early = (START_RANK,) if settings.device == "cpu" else ()
         own = {f"{ENV_PREFIX}RANK": str(rank)} | COPYABLE
-        started = child(f"worker{rank}", "surestep_worker", *early, **own)
-        return Service(started, [GrpcProbe(supervisor)])
+        return service(f"worker{rank}", "surestep_worker", *early, **own)
 
-    # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
-    url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
-    scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
-    command = python_module("surestep_scheduler")
-    watched = "surestep_common.watchdog", STANDBY, scheduler, "--", *command
-    beats, gateway_beats = Listener(), Listener()
+    address, command = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"], python_module("surestep_scheduler")
+    watched = "surestep_common.watchdog", STANDBY, address, "--", *command
     return Services(
-        Service(
-            child("gateway", "surestep_gateway", NOTIFY_SOCKET=gateway_beats.address),
-            [HttpProbe(f"{url}/health", gateway_beats)],
-        ),
-        Service(
-            child("scheduler", *watched, NOTIFY_SOCKET=beats.address),
-            [GrpcProbe(scheduler), HeartbeatProbe(beats)],
-        ),
-        tuple(itertools.starmap(worker, enumerate(_supervisors(environ)))),
+        service("gateway", "surestep_gateway"),
+        service("scheduler", *watched),
+        tuple(map(worker, range(len(_supervisors(environ))))),
     )
 
 
@@ -240,7 +230,8 @@ class Launcher:
                     checks = [tasks.create_task(watch(*each)) for each in self._services.all]
                     logs = self._services.gateway.child.command.log_path.parent
                     checks.append(tasks.create_task(watch_logs(logs)))
-                    checks.append(tasks.create_task(self._beat()))
+                    self._notifier.tell(READY)
+                    checks.append(tasks.create_task(self._notifier.beat()))
                     await self._stop.wait()
                     self._notifier.tell(STOPPING)
                     for check in checks:
@@ -250,14 +241,10 @@ class Launcher:
             raise Unavailable(str(group.exceptions[0])) from None
         except* SurestepError as group:
             raise group.exceptions[0] from None
+        finally:
+            for service in self._services.all:
+                service.signs.close()
         return _INTERRUPTED if self._killed else 0
-
-    async def _beat(self) -> None:
-        """Send heartbeats to the process that has started this launcher, until cancelled."""
-        self._notifier.tell(READY)
-        while True:
-            self._notifier.tell(ALIVE)
-            await asyncio.sleep(_BEAT_S)
 
     async def _started(self) -> bool:
         """Wait until the model is served. Return False when a signal came first. Raise

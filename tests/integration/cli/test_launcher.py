@@ -17,7 +17,6 @@ from support.fakes.scheduler import default_info
 from support.fakes.scheduler import running as fake_scheduler
 from support.fakes.worker import FakeSupervisor, FakeWorker
 from support.processes.launcher import Bench
-from surestep_cli.serve.launcher import Service
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import supervisor_pb2 as pb
 
@@ -68,7 +67,8 @@ async def test_a_second_signal_kills(bench: Bench) -> None:
 
 async def test_a_service_that_cannot_start_ends_everything(bench: Bench) -> None:
     services = bench.services(gateway="run", scheduler="run")
-    services = services._replace(scheduler=Service(bench.child("talker", "fail"), ()))
+    scheduler = services.scheduler._replace(child=bench.child("talker", "fail"))
+    services = services._replace(scheduler=scheduler)
     with pytest.raises(Unavailable, match="talker ended: exit status 1\n  bad settings\nFull log"):
         await bench.launcher(services).run()
     assert bench.lines().count("start talker") == 1

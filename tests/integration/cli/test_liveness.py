@@ -15,42 +15,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import hanging_service
-from support.fakes import service as stand_in_service
 from support.processes.ports import free_address
 from surestep_cli.serve.child import Child, Command
-from surestep_cli.serve.liveness import (
-    GrpcProbe,
-    HeartbeatProbe,
-    HttpProbe,
-    LivenessCheck,
-    Probe,
-    watch,
-)
+from surestep_cli.serve.liveness import LivenessCheck, watch
+from surestep_common.config import NOTIFY_SOCKET
 from surestep_common.notify import ALIVE, Listener, Notifier
 
-LOOK_S = 0.2
+LOOK_S = 0.3
 
 
 @asynccontextmanager
-async def watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Probe, script: str, *arguments: str
-) -> AsyncIterator[Child]:
+async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Child]:
     monkeypatch.setattr("surestep_cli.serve.liveness._LOOK_S", LOOK_S)
     monkeypatch.setattr("surestep_cli.serve.liveness._END", 8)
-    environ = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    argv = (sys.executable, script, *arguments)
+    signs, port = Listener(), free_address().rpartition(":")[2]
+    environ = {"PYTHONPATH": os.pathsep.join(sys.path), NOTIFY_SOCKET: signs.address}
+    argv = (sys.executable, hanging_service.__file__, port)
     child = Child(Command(name="it", argv=argv, environ=environ, log_path=tmp_path / "it.log"))
     child.proven = True
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(child.keep())
-        await until(lambda: child.pid is not None)
-        while not await sign.seen():
-            await asyncio.sleep(0.05)
-        watching = tasks.create_task(watch(child, [sign]))
+        await until(signs.heard)
+        watching = tasks.create_task(watch(child, signs))
         await asyncio.sleep(2 * LOOK_S)  # it is known to live
         yield child
         watching.cancel()
         await child.stop(5)
+    signs.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -62,9 +53,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_stopped_child_is_told_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = free_address()
-    arguments = hanging_service.__file__, address.rpartition(":")[2]
-    async with watched(tmp_path, monkeypatch, GrpcProbe(address), *arguments) as child:
+    async with watched(tmp_path, monkeypatch) as child:
         process = psutil.Process(child.pid)
         process.suspend()
         await until(lambda: caplog.messages)
@@ -76,9 +65,7 @@ async def test_a_stopped_child_is_told_to_go_on(
 async def test_a_child_that_hangs_shows_its_stacks_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = free_address()
-    arguments = hanging_service.__file__, address.rpartition(":")[2]
-    async with watched(tmp_path, monkeypatch, GrpcProbe(address), *arguments) as child:
+    async with watched(tmp_path, monkeypatch) as child:
         first = child.pid
         assert first is not None
         os.kill(first, signal.SIGUSR2)  # blocks its loop
@@ -89,30 +76,16 @@ async def test_a_child_that_hangs_shows_its_stacks_and_is_replaced(
         ]
 
 
-async def test_a_gateway_is_asked_over_http(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    port = free_address().rpartition(":")[2]
-    sign = HttpProbe(f"http://127.0.0.1:{port}/health")
-    arguments = stand_in_service.__file__, "serve", "gateway", str(tmp_path / "journal"), port
-    async with watched(tmp_path, monkeypatch, sign, *arguments) as child:
-        process = psutil.Process(child.pid)
-        process.suspend()
-        await until(lambda: caplog.messages)
-        await until(lambda: process.status() != psutil.STATUS_STOPPED)
-
-
-async def test_beats_are_heard_while_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = Listener()
-    beats = HeartbeatProbe(listener)
-    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+def test_signs_are_heard_while_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    signs = Listener()
+    monkeypatch.setenv(NOTIFY_SOCKET, signs.address)
     notifier = Notifier()
-    assert not await beats.seen()
+    assert not signs.heard()
     for _ in range(100):  # more than its queue holds: nobody is held up
         notifier.tell(ALIVE)
-    assert await beats.seen()
-    assert not await beats.seen()
-    await beats.close()
+    assert signs.heard()
+    assert not signs.heard()
+    signs.close()
     notifier.tell(ALIVE)  # nobody listens: no matter
 
 

@@ -1,4 +1,4 @@
-"""A process with a health service, for the watchdog: `hanging_service.py PORT`.
+"""A process with a health service and signs of life, for watchers: `hanging_service.py PORT`.
 
 SIGUSR2 blocks its event loop; the exit status after SIGTERM is 7.
 """
@@ -11,6 +11,7 @@ import sys
 import time
 
 from surestep_common import rpc
+from surestep_common.notify import Notifier
 from surestep_common.process import dump_stacks_on_signal
 from surestep_common.watchdog import wait_for_turn
 
@@ -25,7 +26,10 @@ async def serve(port: str) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR2, block_here)
     await server.start(f"127.0.0.1:{port}")
-    await stop.wait()
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(Notifier().beat())
+        await stop.wait()
+        beating.cancel()
     await server.stop(0)
 
 

@@ -17,6 +17,7 @@ from surestep_cli.serve.child import Child, Command
 from surestep_cli.serve.launcher import Launcher, Service, Services
 from surestep_cli.serve.ports import free_addresses
 from surestep_cli.serve.startup import Startup, Worker
+from surestep_common.notify import Listener
 
 SCRIPT = stand_in_service.__file__
 QUIET = Console(quiet=True)
@@ -45,7 +46,7 @@ class Bench:
         """Supervisors are those that the launcher asks; nobody listens at the default ones."""
         self.supervisors = supervisors or [free_address(), free_address()]
         names = {"gateway": gateway, "scheduler": scheduler, "worker0": "run", "worker1": "run"}
-        one, two, *workers = (Service(self.child(*name), ()) for name in names.items())
+        one, two, *workers = (Service(self.child(*name), Listener()) for name in names.items())
         return Services(one, two, tuple(workers))
 
     def launcher(

@@ -10,6 +10,7 @@ import uvloop
 from surestep_common import access, log, rpc
 from surestep_common.config import parent_pid
 from surestep_common.errors import Unavailable
+from surestep_common.notify import Notifier
 from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
 from surestep_common.tasks import end
 from surestep_proto import supervisor_pb2 as pb
@@ -36,6 +37,13 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(Notifier().beat())
+        await _serve(settings, started, stop)
+        beating.cancel()
+
+
+async def _serve(settings: WorkerSettings, started: Started | None, stop: asyncio.Event) -> None:
     first = RankProcess(started) if started is not None else None
     supervisor = Supervisor(rank_command(), settings, first=first)
     service = pb.DESCRIPTOR.services_by_name["Supervisor"]
