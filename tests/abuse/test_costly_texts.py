@@ -119,6 +119,7 @@ async def test_a_costly_schema_is_its_requests_fault(server: Server) -> None:
         assert stalls.busy < ATTEMPTS, f"{path}: {stalls}"
 
 
+@pytest.mark.rotates(3)
 async def test_others_get_their_turn(server: Server) -> None:
     """Whoever has a costly schema checked, again and again and many at once, has the text processes
     but one.
@@ -169,7 +170,7 @@ async def test_what_a_grammar_leaves_out_is_not_compiled(server: Server) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(9)
 async def test_the_slowest_text_that_is_found_keeps_nobody_waiting(
     server: Server, kind: str, pytestconfig: pytest.Config
 ) -> None:

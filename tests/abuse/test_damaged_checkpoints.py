@@ -134,7 +134,7 @@ def limit_memory() -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 def test_the_reason_is_given_soon(checkpoint: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)

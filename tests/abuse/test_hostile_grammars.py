@@ -126,6 +126,7 @@ def test_a_grammar_whose_masks_take_for_ever_ends_its_request_alone(served: Serv
     assert served.server.facts().rank_pids == rank
 
 
+@pytest.mark.rotates(3)
 def test_a_tenant_cannot_fill_the_queue_with_grammars(served: Served) -> None:
     with ThreadPoolExecutor(40) as threads:
         flood = [threads.submit(served.ask, costly_to_compile(6, i), "flood") for i in range(40)]
@@ -151,6 +152,7 @@ def test_a_compilation_ends_when_its_client_goes_away(served: Served) -> None:
     )
 
 
+@pytest.mark.rotates(3)
 def test_grammar_processes_that_are_killed_change_nothing(served: Served) -> None:
     source = LLMatcher.grammar_from_regex("([a-z]{3} ){80}")
 
@@ -167,6 +169,7 @@ def test_grammar_processes_that_are_killed_change_nothing(served: Served) -> Non
     assert found == expected
 
 
+@pytest.mark.rotates(3)
 def test_a_rank_that_dies_while_it_compiles(served: Served) -> None:
     with ThreadPoolExecutor(2) as threads:
         hostile = threads.submit(served.ask, costly_to_compile(5), "hostile")

@@ -32,7 +32,7 @@ from support.clients.http2_frames import (
 from support.processes.stack import Stack, serve
 from surestep_cli.api.stream import events
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.rotates(2, turn=1)]
 _FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "0.01")
 _STREAMS = 20_000
 _FLOOD_S = 20.0

@@ -18,6 +18,8 @@ from support.processes.gateway import Process, gateway, until_ready
 from support.processes.ports import free_port
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
+pytestmark = pytest.mark.rotates(2, turn=0)
+
 NUM_CLIENTS = 1000
 HONEST = 4
 LONGEST_S = 20  # for an honest answer; half a second where nothing else runs on the machine

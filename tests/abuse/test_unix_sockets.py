@@ -22,7 +22,7 @@ from surestep_common.errors import Unavailable
 from surestep_common.notify import Listener
 from surestep_gateway.http.listener import bind_path
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.rotates(2, turn=1)]
 _FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "0.01")
 _NOBODY = 65534
 _CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"

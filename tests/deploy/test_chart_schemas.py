@@ -16,6 +16,7 @@ _FOREIGN = {"LeaderWorkerSet", "ScaledObject", "ServiceMonitor", "PodMonitor", "
 
 
 @pytest.mark.parametrize("version", [f"1.{minor}" for minor in range(25, 38)])
+@pytest.mark.rotates(3)
 def test_examples_are_valid(version: str) -> None:
     for example in EXAMPLES:
         _check(yaml.safe_load(example.read_text()), example, version)

@@ -92,6 +92,7 @@ def filled(query: str) -> str:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+@pytest.mark.rotates(2)
 def test_every_query_is_answered_with_series(busy: Prometheus, path: Path) -> None:
     empty = list(queries(path))
     assert empty

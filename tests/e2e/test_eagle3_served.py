@@ -18,7 +18,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.stack import Stack, serve
 from surestep_cli.monitor.status import remarks
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=0)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=0)]
 
 SIZES = ("--max-num-seqs", "8", "--kv-cache-memory", "0.02", "--max-model-len", "400")
 

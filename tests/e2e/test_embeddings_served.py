@@ -19,7 +19,7 @@ from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transfo
 from support.processes.stack import Stack, serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=0)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 
 TOLERANCE = 1e-5
 TEXTS = [f"text {i} " + "the quick brown fox jumps " * i for i in range(12)]

@@ -17,7 +17,7 @@ from support.checkpoints.gguf_files import write_gguf
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.stack import Stack, environment, own_cache, serve
 
-pytestmark = [pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
 
 NAME = "tiny-q4"
 FLAGS = (

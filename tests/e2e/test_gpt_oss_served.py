@@ -12,7 +12,7 @@ from openai import OpenAI
 from support.checkpoints.gpt_oss import WINDOW, make_mxfp4_twins
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=1)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
 
 FLAGS = (
     *("--served-model-name", "gpt-oss", "--max-num-seqs", "8", "--kv-cache-memory", "0.05"),

@@ -24,7 +24,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto.sampling_pb2 import Grammar
 from tokenizers import Tokenizer
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(2, turn=1)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=0)]
 KEY = "a key of a client"
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 SCHEMA = {

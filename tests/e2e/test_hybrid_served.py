@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=1)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 
 MODEL = Path(__file__).parents[1] / "data" / "tiny-hybrid"
 FLAGS = (

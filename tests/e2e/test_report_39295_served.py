@@ -27,7 +27,7 @@ from support.checkpoints.tiny_tokenizer import VOCAB_SIZE
 from support.clients.harmony_cases import ids_of
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(2, turn=1)]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(4, turn=2)]
 
 NAME = "openai/gpt-oss-120b"
 HEAD = "gpt-oss-120b-Eagle3-long-context"

@@ -16,7 +16,7 @@ from openai import OpenAI
 from support.checkpoints.deepseek import TOP_K, make_tiny_glm_fp8
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(2, turn=0)]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(3, turn=0)]
 
 LONGEST = 202752
 # As in the report, but for the number of GPUs, the store of LMCache and the parsers of text.

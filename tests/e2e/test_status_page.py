@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from support.faults.server import FaultyServer, serve_for_faults
 from support.processes.browser import browser, complaints, needs_browser
 
-pytestmark = [needs_browser, pytest.mark.timeout(180)]
+pytestmark = [needs_browser, pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 
 MODEL = Path(__file__).parents[1] / "data" / "tiny-hybrid"
 SPECULATION = '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}'

@@ -12,7 +12,7 @@ from e2e.conftest import FLAGS, SPECULATION
 from openai import OpenAI
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=0)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,7 @@ def served_from(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.rotates(4)
 def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     words = [*DRAFTS, "--json", "--report", str(path), "--temperature", "0.8", "--quick"]
@@ -121,6 +122,7 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     assert served_from(tmp_path) == []
 
 
+@pytest.mark.rotates(4)
 def test_steps_that_stay_on_their_device(tiny_model: Path, tmp_path: Path) -> None:
     """Verify a server like one on a GPU: pipelined, its drafts unseen, grammars following them."""
     words = [*DRAFTS, "--json", "--temperature", "0.8", "--quick"]
@@ -131,7 +133,7 @@ def test_steps_that_stay_on_their_device(tiny_model: Path, tmp_path: Path) -> No
     assert report["drafts"]["windows"] > 100
 
 
-@pytest.mark.rotates(2, turn=1)
+@pytest.mark.rotates(4)
 def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> None:
     """Sampled at a temperature, because a draft that repeats the text is rejected there."""
     (tmp_path / "sitecustomize.py").write_text(WRONG_WORKER)
@@ -150,7 +152,7 @@ def test_a_worker_whose_verifier_is_wrong(tiny_model: Path, tmp_path: Path) -> N
     assert first["meaning"]
 
 
-@pytest.mark.rotates(2, turn=0)
+@pytest.mark.rotates(4)
 def test_a_worker_that_stands_still_for_longer_than_clients_wait(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +164,7 @@ def test_a_worker_that_stands_still_for_longer_than_clients_wait(
     assert "error in the stream" in out
 
 
-@pytest.mark.rotates(2, turn=1)
+@pytest.mark.rotates(4)
 def test_answers_too_short_to_be_disturbed(tiny_model: Path, tmp_path: Path) -> None:
     short = tmp_path / "p.jsonl"
     short.write_text('{"prompt": "the dog", "max_tokens": 1}\n')
@@ -174,7 +176,7 @@ def test_answers_too_short_to_be_disturbed(tiny_model: Path, tmp_path: Path) -> 
     assert "n-gram drafts" in out  # nobody has asked for any
 
 
-@pytest.mark.rotates(2, turn=0)
+@pytest.mark.rotates(4)
 def test_a_drafter_that_never_drafts(tiny_model: Path, tmp_path: Path) -> None:
     """Everything is equal, and nothing is shown."""
     never = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 60}
@@ -196,7 +198,7 @@ def test_a_server_that_cannot_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 def test_no_server_outlives_the_command(
     number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:

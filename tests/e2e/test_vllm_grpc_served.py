@@ -19,7 +19,7 @@ from e2e.conftest import FLAGS, SPECULATION
 from support.clients.vllm_wire import WireAnswer, WireClient, new
 from support.processes.stack import Stack, serve
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(2, turn=1)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
 PROMPT = [97, 98, 99, 97, 98, 99, 32, 97, 98, 99]
 LENGTH = 400  # tokens
 

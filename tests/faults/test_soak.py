@@ -21,6 +21,7 @@ _EVERY_S = 10.0, 20.0
 
 
 @served_by(["ngram-tp1"])
+@pytest.mark.rotates(3)
 def test_a_fault_every_few_seconds(
     served: Served,
     request: pytest.FixtureRequest,

@@ -299,6 +299,7 @@ def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
     assert (_loads(server) > loads) == hangs
 
 
+@pytest.mark.rotates(3)
 def test_a_rank_that_no_supervisor_comes_for_ends(second: FaultyServer) -> None:
     stack, (rank,) = second.stack, second.facts().rank_pids
     stack.process.send_signal(signal.SIGSTOP)  # the launcher, which would start the next one

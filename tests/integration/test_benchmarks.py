@@ -196,6 +196,7 @@ def test_gpu_divergence(tmp_path: Path, llama: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.rotates(3)
 def test_gpu_check_runs_its_parts_and_packs_what_they_found(tmp_path: Path) -> None:
     places = {"OUT": "out", "PACK": "pack.tgz", "MODELS": "models", "WHEELS": "none", "TMPDIR": ""}
     env = os.environ | {name: str(tmp_path / place) for name, place in places.items()}

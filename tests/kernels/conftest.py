@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support.kernels.columns import triton_kernels
-from support.suite.rotation import in_turn
 from surestep_kernels import KernelSet
 from surestep_kernels.columns.cpu import compiling
 from surestep_kernels.cpu import load_cpu
@@ -24,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "gpu" in getattr(item, "fixturenames", ()) or "triton" in params.values():
-            item.add_marker("gpu" if HAS_GPU else in_turn(item.nodeid, 3))
+            item.add_marker("gpu" if HAS_GPU else pytest.mark.rotates(3))
 
 
 @pytest.fixture(autouse=True)

@@ -70,6 +70,7 @@ async def _started(*command: str, **environ: str) -> AsyncIterator[asyncio.subpr
     ],
     ids=lambda value: value[0].rpartition(".")[2] if isinstance(value, tuple) else "",
 )
+@pytest.mark.rotates(3)
 async def test_sigterm_ends_it_whenever_it_comes(
     tmp_path: Path, command: tuple[str, ...], heavy: str, later_s: float
 ) -> None:

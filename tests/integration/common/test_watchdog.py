@@ -20,6 +20,8 @@ from support.processes.ports import free_address
 from surestep_common.notify import Listener
 from surestep_common.watchdog import STANDBY
 
+pytestmark = pytest.mark.rotates(2)
+
 
 @dataclass
 class Watched:

@@ -144,6 +144,7 @@ async def stack(start_stack: StartStack) -> Stack:
     return await start_stack()
 
 
+@pytest.mark.rotates(3)
 async def test_spellings(stack: Stack, tmp_path: Path, subtests: pytest.Subtests) -> None:
     oracle = Oracle(tmp_path)
     for name, spelling in SPELLINGS.items():

@@ -211,6 +211,7 @@ def error_of(response: httpx.Response, status: int, kind: str) -> dict[str, Any]
     return error
 
 
+@pytest.mark.rotates(3)
 async def test_bad_parameters(stack: Stack, subtests: pytest.Subtests) -> None:
     for path, fields, param, message in CASES:
         with subtests.test(path=path, fields=str(fields)[:60]):

@@ -198,6 +198,7 @@ async def test_a_new_request_waits_for_a_scheduler(start_stack: StartStack) -> N
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.rotates(3)
 async def test_a_new_request_outlasts_a_drain(start_stack: StartStack, comes_back: bool) -> None:
     """The time to wait for a scheduler begins when the one that drains is gone."""
     stack = await start_stack(admission_timeout_s=2.5)

@@ -102,6 +102,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ("body", "param", "message"), CASES, ids=[f"{n}-{case[1]}" for n, case in enumerate(CASES)]
 )
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.rotates(4)
 async def test_refused_by_name(
     stack: Stack, body: dict[str, Any], param: str, message: str, stream: bool
 ) -> None:

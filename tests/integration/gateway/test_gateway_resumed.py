@@ -65,6 +65,7 @@ SHAPES.remove(("prompt-logprobs", True))  # prompt_logprobs are not streamed
 
 @pytest.mark.parametrize(("name", "stream"), SHAPES)
 @pytest.mark.parametrize("cuts", [(0,), (1,), (2,), (9, 4), (20, 1, 1)], ids=str)
+@pytest.mark.rotates(4)
 async def test_the_answer_is_the_same(
     stack: Stack, cuts: tuple[int, ...], name: str, stream: bool
 ) -> None:

@@ -181,6 +181,7 @@ async def tooled(start_stack: StartStack) -> Stack:
     )
 
 
+@pytest.mark.rotates(4)
 async def test_every_field(tooled: Stack, subtests: pytest.Subtests) -> None:
     for endpoint, name in CASES:
         with subtests.test(endpoint=endpoint, field=name):

@@ -114,6 +114,7 @@ async def test_no_call_is_an_ordinary_answer(stack: Stack, thinking: Tokenizer) 
 
 
 @pytest.mark.parametrize("parser", FORMATS)
+@pytest.mark.rotates(3)
 async def test_cut_short_anywhere(
     start_stack: StartStack, thinking_model: Path, thinking: Tokenizer, parser: str
 ) -> None:

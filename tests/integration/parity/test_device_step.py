@@ -154,7 +154,7 @@ def test_gpt_oss_on_a_device_answers_the_same(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.rotates(2, turn=1)
+@pytest.mark.rotates(4)
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize(
     ("name", "drafter", "accepts"),

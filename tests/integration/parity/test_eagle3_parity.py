@@ -65,6 +65,7 @@ def test_lookups_longer_than_what_the_head_may_propose_change_nothing(
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("bench_name", ["eagle3_bench", "eagle3_hybrid_bench"])
+@pytest.mark.rotates(3)
 def test_steps_of_a_device_change_nothing(
     request: pytest.FixtureRequest, bench_name: str, graphs: bool
 ) -> None:
@@ -87,6 +88,7 @@ def test_steps_of_a_device_change_nothing(
         ("eagle3_gpt_oss_bench", "eagle3"),
     ],
 )
+@pytest.mark.rotates(4)
 def test_two_ranks_equal_one(request: pytest.FixtureRequest, bench_name: str, drafter: str) -> None:
     bench: ParityBench = request.getfixturevalue(bench_name)
     where = NEIGHBOURS["near max_model_len"]

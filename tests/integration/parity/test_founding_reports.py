@@ -71,6 +71,7 @@ def test_36917_requests_run_into_max_model_len_at_different_times(
     assert any(answer.num_drafts for answer in answers.values())
 
 
+@pytest.mark.rotates(2)
 def test_41190_two_ranks_first_request_and_64_at_once(hybrid_bench: ParityBench) -> None:
     """Accepted counts of hybrids under tensor parallelism, from the very first request on."""
     where = Neighbours(num_slots=64, step_tokens=200)

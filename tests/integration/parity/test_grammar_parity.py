@@ -40,6 +40,7 @@ def test_captured_steps_change_nothing(guided_bench: ParityBench, drafter: str) 
     check(guided_bench, answers)
 
 
+@pytest.mark.rotates(3)
 def test_two_ranks_equal_one(guided_bench: ParityBench) -> None:
     bench, where = guided_bench, NEIGHBOURS["near max_model_len"]
     setup = RankSetup(bench.folder, free_address(), where, "flip-1", 4, bench.truth, "")

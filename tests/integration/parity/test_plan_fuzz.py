@@ -95,6 +95,7 @@ def fuzzed_epoch(bench: ParityBench, built: Built, epoch: int, mutator: Mutator)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.rotates(2)
 def test_a_rank_survives_any_plan(request: pytest.FixtureRequest, name: str) -> None:
     bench: ParityBench = request.getfixturevalue(name)
     tp, mutator = TensorParallel(), Mutator(SEED)
@@ -169,6 +170,7 @@ def answers_without(
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.rotates(3)
 def test_a_field_that_is_left_out_changes_no_token(
     request: pytest.FixtureRequest, name: str
 ) -> None:

@@ -32,6 +32,8 @@ from surestep_worker.startup.built import Built
 from surestep_worker.step.slots import Slots
 from torch import Tensor
 
+pytestmark = pytest.mark.rotates(3)
+
 CHUNK = 64
 SLOTS = 3
 OUTPUT = 6

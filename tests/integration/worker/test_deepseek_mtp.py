@@ -28,6 +28,7 @@ TP = TensorParallel()
 @pytest.mark.parametrize(
     "family", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "glm4_moe"]
 )
+@pytest.mark.rotates(2)
 def test_drafts_are_those_of_the_definition(
     family: str, own_vocabulary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def consume(pair: Pair, ids: list[int], cuts: list[int]) -> Tensor:
     return torch.cat([step(pair.model, cache, [Row(ids[a:b], a, BLOCKS)])[0] for a, b in spans])
 
 
+@pytest.mark.rotates(3)
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
     """In two anywhere, in pieces of any size, token by token; our own kernels do not change a bit."""
     ids = random_prompt(LENGTH)

@@ -70,6 +70,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "the model's rows"])
+@pytest.mark.rotates(2)
 def test_drafts_are_those_of_the_definition(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

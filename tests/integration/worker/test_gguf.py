@@ -87,6 +87,7 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.rotates(2)
 def test_logits_are_those_of_the_weights_meant(
     twins: dict[str, Twins], name: str, kernels: Literal["auto", "reference"]
 ) -> None:

@@ -28,6 +28,8 @@ from surestep_worker.startup.gpu_memory_profiler import GpuMemoryProfiler
 from surestep_worker.startup.largest_steps import run_largest_steps
 from surestep_worker.startup.profile import Check
 
+pytestmark = pytest.mark.rotates(3)
+
 MIB = 1 << 20
 MAKE = {"dense": make_model, "hybrid": make_hybrid}
 DRAFTER = {"dense": "ngram", "hybrid": "mtp"}

@@ -21,7 +21,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.process.child import rank_command
 from surestep_worker.process.supervisor import Supervisor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.rotates(3)]
 TIMEOUT_S = 120
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 

@@ -71,6 +71,7 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.rotates(2)
 def test_logits_are_those_of_the_weights_meant(
     twins: dict[str, Twins], case: str, kernels: Literal["auto", "reference"]
 ) -> None:

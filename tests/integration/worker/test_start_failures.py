@@ -13,6 +13,8 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.supervisor import STAND_IN, Supervised, supervising
 from surestep_proto import supervisor_pb2 as pb
 
+pytestmark = pytest.mark.rotates(3)
+
 
 class Setbacks:
     """A supervised stand-in, and what makes it fail."""

@@ -20,6 +20,8 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host.oom import OomKills
 from surestep_worker.process import rank_process
 
+pytestmark = pytest.mark.rotates(3)
+
 LEAST_PRIORITY = 19  # of Linux
 
 

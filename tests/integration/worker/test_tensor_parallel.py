@@ -25,6 +25,8 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup.build import build_runner
 
+pytestmark = pytest.mark.rotates(3)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

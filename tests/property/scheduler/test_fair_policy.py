@@ -91,6 +91,7 @@ def test_a_short_prompt_waits_for_three_steps_and_its_own(
     lengths=st.lists(st.integers(200, 1500), min_size=20, max_size=30),
     gaps=st.lists(st.integers(0, 30), min_size=1, max_size=6),
 )
+@pytest.mark.rotates(3)
 def test_scarce_blocks_are_shared_too(
     depth: int, num_blocks: int, lengths: list[int], gaps: list[int]
 ) -> None:

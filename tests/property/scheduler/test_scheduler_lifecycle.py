@@ -109,6 +109,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
         (8, "window and states", False),
     ],
 )
+@pytest.mark.rotates(3)
 def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     machine = Lifecycle()
     rng = random.Random(seed)

@@ -52,18 +52,19 @@ class Fault:
 
 SETUPS = tuple(Setup(*pair) for pair in itertools.product(("none", "ngram", "mtp"), (1, 2)))
 GLM = Setup("glm", 2)  # vllm-project/vllm#40926; meets the faults that name it, and no others
-_GLM_ONE_IN, _GLM_TURN = 4, 1  # shares
-_FIRST = ("none-tp1", "ngram-tp2", "mtp-tp1")  # in shares of even numbers; the others in odd ones
+_GLM_ONE_IN, _GLM_TURN = 6, 1  # shares
+# Two setups to a share, that a run starts two servers.
+TURNS = (("none-tp1", "mtp-tp2"), ("ngram-tp2", "mtp-tp1"), ("none-tp2", "ngram-tp1"))
 _DRAFTING = ("ngram", "mtp")
 
 
 def turn_of(setup: str) -> int:
-    """Half of the setups take turns with the other half: a run starts three servers."""
-    return 0 if setup in _FIRST else 1
+    """Return which third of the shares starts a server for this setup."""
+    return next(turn for turn, setups in enumerate(TURNS) if setup in setups)
 
 
 def cases(share: int | None) -> Iterator[tuple[Setup, Fault]]:
-    """What to run, setup by setup: each fault of this half once, or all of them everywhere."""
+    """What to run, setup by setup: each fault of this third once, or all of them everywhere."""
     for setup, fault in itertools.product(SETUPS, FAULTS):
         chosen = share is None or str(setup) == _setup_of(fault, share)
         if chosen and _concerns(fault, setup) and not fault.waits_for:
@@ -78,8 +79,8 @@ def _concerns(fault: Fault, setup: Setup) -> bool:
 
 def _setup_of(fault: Fault, share: int) -> str | None:
     """Where a fault is met in this share; None if it is the turn of other setups."""
-    half, times = share % 2, share // 2
-    setups = [name for name in fault.setups if name != str(GLM) and turn_of(name) == half]
+    times, turn = divmod(share, len(TURNS))
+    setups = [name for name in fault.setups if name in TURNS[turn]]
     return setups[times % len(setups)] if setups else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints.deepseek import make_tiny_glm_fp8
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.faults.cases import GLM, SETUPS, Setup, turn_of
+from support.faults.cases import GLM, SETUPS, TURNS, Setup, turn_of
 
 _HYBRID = Path(__file__).parents[2] / "data" / "tiny-hybrid"
 _SPECULATION = {
@@ -41,8 +41,6 @@ def model(setup: Setup, folder: Path) -> Path:
 def served_by(setups: Iterable[str]) -> pytest.MarkDecorator:
     """The test runs against the servers of these setups, each where the share has its faults."""
     named = {str(setup): setup for setup in SETUPS}
-    params = [
-        pytest.param(named[name], id=name, marks=pytest.mark.rotates(2, turn=turn_of(name)))
-        for name in setups
-    ]
+    marks = {name: pytest.mark.rotates(len(TURNS), turn=turn_of(name)) for name in setups}
+    params = [pytest.param(named[name], id=name, marks=mark) for name, mark in marks.items()]
     return pytest.mark.parametrize("served", params, indirect=True, scope="session")

@@ -2,12 +2,13 @@
 
     @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
 
-runs those cases whose id holds one of `always`, and a quarter of the others. Which quarter follows
-from the number of the commit, so that a run can be repeated and four commits run every case.
+runs those cases whose id holds one of `always`, and a quarter of the others; a test without cases
+is run in every fourth share. Which it is follows from the number of the commit and the test's name,
+so that a run can be repeated and four commits run every case.
 
     pytestmark = pytest.mark.rotates(3, turn=1)
 
-runs a test, or all tests of a module, whole in every third share: 1, 4, 7 and so on.
+runs all tests of a module, which have a server in common, in every third share: 1, 4, 7 and so on.
 """
 
 from __future__ import annotations
@@ -87,15 +88,12 @@ def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:
     """The cases of one matrix that are not to be run."""
     mark = cases[0].get_closest_marker("rotates")
     assert mark is not None
-    ids = [case.nodeid.partition("[")[2][:-1] for case in cases]
-    chosen = share_of(ids, share, *mark.args, **mark.kwargs)
+    name, ids = (
+        cases[0].nodeid.partition("[")[0],
+        [case.nodeid.partition("[")[2][:-1] for case in cases],
+    )
+    chosen = share_of(ids, share + _number(name), *mark.args, **mark.kwargs)
     return (case for case, name in zip(cases, ids, strict=True) if name not in chosen)
-
-
-def in_turn(name: str, one_in: int) -> pytest.MarkDecorator:
-    """Return the mark that gives a test a turn by its name, for many tests that take as long."""
-    digest = sha256(name.encode()).digest()
-    return pytest.mark.rotates(one_in, turn=int.from_bytes(digest[:4]) % one_in)
 
 
 def has_turn(share: int, one_in: int, turn: int) -> bool:
@@ -111,8 +109,13 @@ def share_of(ids: Sequence[str], share: int, one_in: int, always: tuple[str, ...
     be one of its rows. Shares `share` to `share + one_in - 1` hold every case.
     """
     core = {name for name in ids if any(part in name for part in always)}
-    others = sorted(set(ids) - core, key=lambda name: sha256(name.encode()).digest())
+    others = sorted(set(ids) - core, key=_number)
     return core | set(others[share % one_in :: one_in])
+
+
+def _number(name: str) -> int:
+    """Return a number that looks drawn, the same in every run."""
+    return int.from_bytes(sha256(name.encode()).digest())
 
 
 def commits(root: Path) -> int:

@@ -145,6 +145,7 @@ FALSE_STARTS = [
     ("tools", "tokens"), [*OUTPUTS.items(), *((tools, FALSE_STARTS) for tools in OUTPUTS)]
 )
 @pytest.mark.parametrize("prompt", ["<think>\n", ""])
+@pytest.mark.rotates(2)
 def test_every_partition_of_a_short_output(tools: str, tokens: list[str], prompt: str) -> None:
     def read(pieces: Sequence[str]) -> list[Event]:
         reasoning = REASONING.get(tools, "qwen3")

@@ -44,6 +44,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(ours, tokenizer_of(path, about.vocab_size, [eos]), texts)
 
 
+@pytest.mark.rotates(3)
 def test_markers_are_those_of_llguidance(pair: Pair) -> None:
     assert pair.texts
     for text in (*pair.texts, "the", " ", "<", "<nonesuch>"):
@@ -59,6 +60,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("word", WORDS)
+@pytest.mark.rotates(3)
 def test_bad_words_are_banned_at_the_start_and_after_a_space(pair: Pair, word: str) -> None:
     banned = [list(one.token_ids) for one in bad_words([word], pair.ours, 1)]
     for text in (word, f" {word}"):
