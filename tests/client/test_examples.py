@@ -23,7 +23,7 @@ from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 from surestep_scheduler import server
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "grpc"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "grpc"
 PROMPT = ["5", "6", "7"]
 Program = tuple[list[str], Path | None]  # command line, and a folder of modules that comes first
 

@@ -1,4 +1,4 @@
-"""The models and expectations that parity tests share."""
+"""The models and expectations that tests of promises share."""
 
 from __future__ import annotations
 

@@ -26,11 +26,12 @@ import peers
 import pytest
 from fault_stream import Stream
 from gpu import decode, divergence, host, probe, trace, versions
-from integration import toy_servers
 from make_shaped_checkpoint import main as make_shaped
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.processes import ports
 from support.processes.commands import children
+
+from tools import toy_servers
 
 ROOT = Path(__file__).parents[2]
 HYBRID = ROOT / "tests" / "data" / "tiny-hybrid"

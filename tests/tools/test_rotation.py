@@ -32,7 +32,7 @@ def test_as_many_shares_as_there_are_hold_every_case_once() -> None:
 
 def test_turns_are_shared_out() -> None:
     """In every share of so many some module has its turn, or another share would be the longer."""
-    tests = Path(__file__).parents[2]
+    tests = Path(__file__).parents[1]
     found = defaultdict[str, set[int]](set)
     for path in set(tests.rglob("test_*.py")) - {Path(__file__)}:
         for one_in, turn in TURN.findall(path.read_text()):

@@ -116,7 +116,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in it: tests/integration/worker/test_gguf_config.py."""
+    """What is in it: tests/worker/checkpoint/test_gguf_config.py."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.touch()

@@ -4,15 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from support.checkpoints import tiny_tokenizer
 from support.clients.prompt_reader import Reader, make_reader
-from surestep_gateway.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """The tiny byte-level tokenizer."""
-    return Tokenizer(tiny_tokenizer.build())
 
 
 @pytest.fixture(scope="session")

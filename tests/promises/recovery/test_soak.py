@@ -1,6 +1,6 @@
 """Minutes of mixed traffic with a fault every few seconds: nothing fails, no text differs.
 
-`scripts/test tests/faults/test_soak.py -n 0 --soak-minutes 30` is the long form.
+`scripts/test tests/promises/recovery/test_soak.py -n 0 --soak-minutes 30` is the long form.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.quantize import quantize, round_plain
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.parity.bench import CALM, Conditions, total
+from support.parity.bench import CALM, Conditions, make_model, total
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
@@ -92,7 +92,7 @@ RANK = RankTrial(short_requests(5, (0.0, 0.0, 0.7)), {})
     ],
 )
 def test_speculation_changes_no_token(
-    dense: Path,
+    tmp_path: Path,
     rounding: str,
     dtype: str,
     where: str,
@@ -101,9 +101,10 @@ def test_speculation_changes_no_token(
     conditions: Conditions,
 ) -> None:
     settings: dict[str, Any] = {"quantization": rounding, "dtype": dtype}
-    alone = RANK.answers(dense, "alone", "none", 0, **settings)
-    RANK.drafts_change_nothing(dense, alone, where, drafter, depth, conditions, **settings)
-    plain = RANK.answers(dense, "alone", "none", 0, dtype=dtype)
+    make_model(tmp_path)
+    alone = RANK.answers(tmp_path, "alone", "none", 0, **settings)
+    RANK.drafts_change_nothing(tmp_path, alone, where, drafter, depth, conditions, **settings)
+    plain = RANK.answers(tmp_path, "alone", "none", 0, dtype=dtype)
     assert tokens(plain) != tokens(alone), "nothing was rounded"
 
 
@@ -116,10 +117,11 @@ def test_an_mtp_head_is_rounded_with_its_model(folder: Path, rounding: str) -> N
     assert total(found, "num_drafts") > 0
 
 
-def test_ranks_and_successors_tell_by_the_name(dense: Path) -> None:
+def test_ranks_and_successors_tell_by_the_name(tmp_path: Path) -> None:
+    make_model(tmp_path)
     """The scheduler compares these: a rank that rounds otherwise serves another model."""
     names = [
-        RANK.build(dense, quantization=wanted).facts.model_fingerprint
+        RANK.build(tmp_path, quantization=wanted).facts.model_fingerprint
         for wanted in (None, "INT8", "int4", "fp8")
     ]
     assert names[1:] == [f"{names[0]}-{wanted}_weights" for wanted in ("int8", "int4", "fp8")]

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.hybrid import make_tiny_hybrid
-from support.parity.bench import NEIGHBOURS, Neighbours, ParityBench, build_runner, load, serve
+from support.parity.bench import (
+    NEIGHBOURS,
+    Neighbours,
+    ParityBench,
+    build_runner,
+    load,
+    make_hybrid,
+    serve,
+)
 from support.parity.local_engine import one_rank
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -83,12 +91,13 @@ def test_a_head_that_fails_is_named_in_the_log(
     assert line.levelno == (logging.WARNING if failed else logging.INFO)
 
 
-def test_nothing_of_it_is_seen_by_requests(hybrid_bench: ParityBench) -> None:
+def test_nothing_of_it_is_seen_by_requests(tmp_path: Path) -> None:
+    bench = ParityBench(tmp_path, make_hybrid)
     where = replace(NEIGHBOURS["mixed"], max_model_len=400)
-    made = built(hybrid_bench.folder, "mtp", 3, where)
+    made = built(bench.folder, "mtp", 3, where)
     measure_costs(made.runner)
     check_drafter(made.runner)
     step = one_rank(Runner(made.runner.context))
-    answers = serve(step, made.facts, hybrid_bench.requests, where, depth=1)
-    for name, expected in hybrid_bench.expected.items():
+    answers = serve(step, made.facts, bench.requests, where, depth=1)
+    for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids

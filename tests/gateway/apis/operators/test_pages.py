@@ -103,7 +103,7 @@ async def test_the_docs_have_every_path_and_every_field(stack: Stack) -> None:
 
 
 async def test_every_endpoint_is_on_a_page_of_the_documentation(start_stack: StartStack) -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[4] / "docs"
     text = "".join(page.read_text() for page in docs.glob("*/*.md"))
     stack = await start_stack(admin_api_key="admin")
     paths = (await stack.client.get("/openapi.json")).json()["paths"]

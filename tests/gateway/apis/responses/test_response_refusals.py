@@ -12,7 +12,7 @@ from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.responses.body import ResponseRequest
 from surestep_gateway.request.parse import NOT_IN_RESPONSES, UNSUPPORTED, WITHOUT_EFFECT
 
-PAGE = (Path(__file__).parents[3] / "docs" / "use" / "responses.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "use" / "responses.md").read_text()
 USER = {"role": "user", "content": "x"}
 SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
 FULL = {
