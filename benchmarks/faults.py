@@ -97,7 +97,7 @@ SIGNALS = {
     "SIGKILL scheduler": Victim(scheduler, signal.SIGKILL),
     "SIGSTOP scheduler": Victim(scheduler, signal.SIGSTOP),
 }
-# See tests/faults/inject/sitecustomize.py: file, and what it says.
+# See tests/support/faults/inject/sitecustomize.py: file, and what it says.
 ORDERS: dict[str, tuple[str, dict[str, object]]] = {
     "event loop blocked": ("result-0", {"do": "sleep", "s": FOREVER_S}),
     "interpreter lock held": ("forward-0", {"do": "hold-the-lock", "s": FOREVER_S}),

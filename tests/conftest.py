@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What takes long, and what is kept of it."""
     text = "a folder for what test_gpu_compiles.py finds: a file of JSON for each Triton and target"
     parser.addoption("--compile-report", type=Path, help=text)
-    text = "minutes of traffic with faults in tests/faults/test_soak.py; 0 = the short form"
+    text = (
+        "minutes of traffic with faults in tests/promises/recovery/test_soak.py; 0 = the short form"
+    )
     parser.addoption("--soak-minutes", type=float, default=0.0, help=text)
 
 

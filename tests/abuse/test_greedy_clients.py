@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 SLOTS, BUDGET, QUEUE = 8, 64, 40
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 # A short prompt waits for 3 steps, the gateway and the client for a core. Without fair shares it is
-# hundreds of steps, or a refusal. The exact bound is that of tests/property/scheduler.
+# hundreds of steps, or a refusal. The exact bound is that of tests/scheduler/policy/test_fair_policy.py.
 STEPS = 100
 
 PATIENCE_S = 4.0  # for an answer to /health, on a machine that others use too

@@ -20,7 +20,7 @@ from support.processes.stack import environment
 
 pytestmark = pytest.mark.timeout(300)
 
-INJECT = Path(__file__).parents[1] / "faults" / "inject"
+INJECT = Path(__file__).parents[1] / "support" / "faults" / "inject"
 PROMPTS = "the dog and the dog and the dog\nabcabcabc\n"
 PACE = {"PYTHONPATH": str(INJECT), "FAULT_PACE_S": "0.02"}
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 from support.processes.stack import Stack, serve
 
-_INJECT = Path(__file__).parents[2] / "faults" / "inject"
+_INJECT = Path(__file__).with_name("inject")
 SECRET = "one that several servers share"  # a gateway of two needs to know both
 STEP_CEILING_S = 10
 _PACE_S = 0.01  # of a forward pass
@@ -105,7 +105,7 @@ class FaultyServer:
             os.kill(pid, number)
 
     def order(self, place: str, rank: int, do: str, **details: Any) -> None:
-        """Have the next call of a place do something: see faults/inject/sitecustomize.py."""
+        """Have the next call of a place do something: see inject/sitecustomize.py."""
         path = self._triggers / f"{place}-{rank}"
         scratch = path.with_suffix(".new")
         scratch.write_text(json.dumps({"do": do, **details}))

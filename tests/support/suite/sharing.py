@@ -6,11 +6,11 @@ import re
 
 from xdist.scheduler import LoadScopeScheduling
 
-_SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp|glm)-tp\d)")
+_SERVER = re.compile(r"tests/promises/recovery/.*\b((?:none|ngram|mtp|glm)-tp\d)")
 # Each has one server at most, compiles once, or makes models that all its tests read.
 _MODULE = re.compile(
-    r"tests/(?:abuse|clients|e2e|integration/(?:parity|worker)|kernels(?=/test_(?:build|prebuilt)))"
-    r"/test_\w+\.py"
+    r"tests/(?:abuse|clients|e2e|kernels(?=/test_(?:build|prebuilt))|worker|promises/(?:speculation"
+    r"|recovery(?=/test_(?:group|poisoned|silly))))(?:/\w+)*/test_\w+\.py"
 )
 
 
