@@ -16,9 +16,9 @@ from rich.console import Console
 from surestep_common.config import Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 
+from surestep_cli.api.http import URL, URL_IS, one_key
+
 from .api.http import api_root, call
-from .api.keys import one_key
-from .api.server_url import URL, URL_IS
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
-from surestep_cli.api.server_url import ServerUrl
+from surestep_cli.api.http import ServerUrl
 from surestep_cli.chat.conversation import Conversation
 from surestep_cli.commands import RestartWorkers
 from surestep_cli.main import Surestep

@@ -1,4 +1,7 @@
-"""Small HTTP calls, so that the commands need no client library."""
+"""Access to a running server: its URL and key as settings, small HTTP calls, what it responds.
+
+Commands need no client library for it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,69 @@ import json
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pydantic import SecretStr
+from pydantic import Field, FilePath, SecretStr
+from pydantic_settings import EnvSettingsSource, PydanticBaseSettingsSource
+from surestep_common.config import ENV_PREFIX, Settings
+from surestep_common.errors import InvalidRequest
 from surestep_common.tls import context_of_client
+from surestep_gateway.auth.api_keys import read_keys
+
+URL = r"^(https?|unix)://"
+URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
+
+
+class ServerUrl(Settings):
+    """Settings of commands that talk to a running server.
+
+    That is what they read from variables and files too: other names there are settings of servers.
+    """
+
+    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
+    api_key: SecretStr | None = Field(
+        default=None, description="key that the server asks for, if it does"
+    )
+    api_key_file: FilePath | None = Field(
+        default=None, description="file whose first key that is: other users see flags, not files"
+    )
+
+    @classmethod
+    def sources(
+        cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return super().sources(init, _Address(cls, env_prefix=ENV_PREFIX))
+
+    @classmethod
+    def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        return _of_clients(super().from_file(content))
+
+    def key(self) -> SecretStr | None:
+        """Return the key to send. Raise InvalidRequest."""
+        return one_key(self.api_key, self.api_key_file)
+
+
+class _Address(EnvSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        return _of_clients(super().__call__())
+
+
+def _of_clients(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in ServerUrl.model_fields}
+
+
+def one_key(key: SecretStr | None, path: Path | None) -> SecretStr | None:
+    """Return `key`, or the first key of the file; None without either. Raise InvalidRequest."""
+    if key is not None or path is None:
+        return key
+    try:
+        return read_keys(path)[0].key
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 class ApiResponse(NamedTuple):
@@ -139,3 +197,36 @@ def _parse(body: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def message_of(body: Any) -> str:
+    """Return the message of an OpenAI API error, with its parameter."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return str(error or body)
+    param = f" ({error['param']})" if error.get("param") else ""
+    return f"{error.get('message')}{param}"
+
+
+def message_in(text: str) -> str:
+    """Return the message of an error's body, which may be no JSON."""
+    try:
+        return message_of(json.loads(text))
+    except ValueError:
+        return text.strip()
+
+
+def model_card(models: Any, name: str | None = None) -> dict[str, Any]:
+    """Return the model called `name`, or the first one, of a GET /v1/models response.
+
+    Raise InvalidRequest.
+    """
+    listed = models.get("data") if isinstance(models, dict) else None
+    cards = [card for card in listed or () if isinstance(card, dict) and "id" in card]
+    for card in cards:
+        if name in (None, card["id"]):
+            return card
+    if name is None:
+        raise InvalidRequest("no model is served")
+    known = ", ".join(str(card["id"]) for card in cards)
+    raise InvalidRequest(f"no model {name!r} is served: {known or 'there is none'}")

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import CliImplicitFlag
 from rich.console import Console
 
-from surestep_cli.api.server_url import ServerUrl
+from surestep_cli.api.http import ServerUrl
 from surestep_cli.terminal.output import writable
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_cli.api.responses import model_card
+from surestep_cli.api.http import model_card
 from surestep_cli.api.sessions import stream
 from surestep_cli.api.stream import UNFINISHED, StreamEnded
 

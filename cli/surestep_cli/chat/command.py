@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 from rich.console import Console
 
-from surestep_cli.api.server_url import ServerUrl
+from surestep_cli.api.http import ServerUrl
 
 
 class Chat(ServerUrl):

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from pydantic import SecretStr
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import api_root, call, posted
-from surestep_cli.api.responses import model_card
+from surestep_cli.api.http import api_root, call, model_card, posted
 from surestep_cli.api.stream import StreamEnded, events
 
 _MODELS_TIMEOUT_S = 10.0

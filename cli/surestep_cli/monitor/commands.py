@@ -7,7 +7,7 @@ from pydantic_settings import CliImplicitFlag
 from rich.console import Console
 from surestep_common.errors import SurestepError
 
-from surestep_cli.api.server_url import ServerUrl
+from surestep_cli.api.http import ServerUrl
 
 
 class Status(ServerUrl):

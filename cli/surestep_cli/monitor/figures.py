@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from surestep_cli.api.draft_stats import DraftStats, draft_stats
-from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.metrics import DraftStats, Metrics, draft_stats
 
 Json = dict[str, Any]
 

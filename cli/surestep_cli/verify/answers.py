@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.responses import message_in
+from surestep_cli.api.http import message_in
 from surestep_cli.api.sessions import stream
 from surestep_cli.api.stream import StreamEnded
 

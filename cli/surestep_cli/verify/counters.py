@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from surestep_common.errors import SurestepError
 
-from surestep_cli.api.draft_stats import DraftStats
-from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.metrics import DraftStats, Metrics
 
 from .answers import get_text
 

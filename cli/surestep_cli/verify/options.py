@@ -15,7 +15,7 @@ from rich.console import Console
 from surestep_common.config import Names, Settings, load, or_exit
 from surestep_common.errors import SurestepError
 
-from surestep_cli.api.server_url import URL
+from surestep_cli.api.http import URL
 from surestep_cli.settings.flags import FlagReader
 from surestep_cli.settings.help import declared, entry
 from surestep_cli.settings.serve_settings import ServeSettings

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
-from surestep_cli.api.responses import model_card
+from surestep_cli.api.http import model_card
 from surestep_cli.api.sessions import open_session
 
 from .answers import get, post_json

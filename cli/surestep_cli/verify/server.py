@@ -12,9 +12,8 @@ from surestep_common.errors import SurestepError
 from surestep_common.gguf import is_gguf, model_folder
 from surestep_common.model_files import read_object
 
-from surestep_cli.api.keys import one_key
+from surestep_cli.api.http import model_card, one_key
 from surestep_cli.api.metrics import Metrics
-from surestep_cli.api.responses import model_card
 from surestep_cli.serve.fetch import fetch
 from surestep_cli.settings.serve_settings import ServeSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surestep_cli.api.responses import model_card
+from surestep_cli.api.http import model_card
 from surestep_common.errors import InvalidRequest
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from surestep_cli.api.draft_stats import DraftStats
+from surestep_cli.api.metrics import DraftStats
 from surestep_cli.verify.answers import Answer, Choice
 from surestep_cli.verify.cases import (
     ALONE,
