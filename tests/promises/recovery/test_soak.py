@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from support.faults.cases import SEED
-from support.faults.run import Served
-from support.faults.setups import served_by
+from support.faults.run import Served, served_by
 from support.faults.soak import grown, memory, soak
 
 _SHORT_S = 30.0
