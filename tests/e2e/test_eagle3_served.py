@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
 from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 from surestep_cli.monitor.status import remarks
 
@@ -45,10 +44,11 @@ def stack(model: Path, head: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def complete(stack: Stack, name: str, drafts: int, **options: Any) -> Any:
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
     extra = {"speculative": {"num_tokens": drafts}}
     options = {"max_tokens": 200, "temperature": 0.9, "seed": 5} | options
-    return client.completions.create(model=name, prompt="a quick", extra_body=extra, **options)
+    return client_of(stack).completions.create(
+        model=name, prompt="a quick", extra_body=extra, **options
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -65,14 +65,7 @@ def test_a_killed_worker_changes_no_text(stack: Stack, model: Path, head: Path) 
     """The head's files are gone by then: its weights outlive the rank."""
     plain = complete(stack, model.name, 0).choices[0].text
     shutil.rmtree(head)
-    text, killed = "", False
-    for chunk in complete(stack, model.name, 4, stream=True):
-        text += chunk.choices[0].text
-        if text and not killed:
-            os.kill(stack.status()["scheduler"]["ranks"][0]["pid"], signal.SIGKILL)
-            killed = True
-    assert killed
-    assert text == plain
+    assert read(complete(stack, model.name, 4, stream=True), stack.kill_rank).text == plain
     drafted = stack.metric("vllm:spec_decode_num_draft_tokens_total")
     assert complete(stack, model.name, 4).choices[0].text == plain
     assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > drafted

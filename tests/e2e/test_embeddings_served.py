@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from e2e.conftest import FLAGS
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transformers
+from support.clients.completions import client_of
 from support.processes.stack import Stack, serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,10 +37,6 @@ def embedder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     flags = (*FLAGS, "--hf-overrides", '{"is_matryoshka": true}')
     with serve(folder, tmp_path_factory.mktemp("logs"), *flags) as running:
         yield running
-
-
-def client_of(stack: Stack) -> OpenAI:
-    return OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
 
 
 def embed(stack: Stack, texts: list[str] | list[list[int]], **options: int) -> np.ndarray:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
-from openai import OpenAI, Stream
+from openai import Stream
 from openai.types import Completion
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
@@ -26,7 +27,7 @@ def fragile(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def open_stream(stack: Stack) -> Stream[Completion]:
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    client = client_of(stack)
     return client.completions.create(
         model=client.models.list().data[0].id,
         prompt="abcabc abc",
@@ -38,32 +39,12 @@ def open_stream(stack: Stack) -> Stream[Completion]:
     )
 
 
-def ids_of(chunk: Completion) -> list[int]:
-    ids: list[int] = []
-    for choice in chunk.choices:
-        ids += choice.token_ids or []  # type: ignore[attr-defined]
-    return ids
-
-
-def collect(stream: Stream[Completion]) -> list[int]:
-    return [token for chunk in stream for token in ids_of(chunk)]
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_stream_goes_on_without_the_worker(fragile: Stack, number: signal.Signals) -> None:
-    quiet = collect(open_stream(fragile))
+    quiet = read(open_stream(fragile)).ids
     assert len(quiet) == MAX_TOKENS
     rank_pid = fragile.status()["scheduler"]["ranks"][0]["pid"]
-    stream = open_stream(fragile)
-    delivered: list[int] = []
-    hit = False
-    for chunk in stream:
-        delivered += ids_of(chunk)
-        if not hit and len(delivered) >= 10:
-            os.kill(rank_pid, number)
-            hit = True
-    assert hit
-    assert delivered == quiet
+    assert read(open_stream(fragile), lambda: os.kill(rank_pid, number)).ids == quiet
     status = fragile.status()["scheduler"]
     assert status["ranks"][0]["pid"] != rank_pid
     assert status["supervisors"][0]["restarts"] >= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +10,9 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
-from openai import OpenAI
 from support.checkpoints.gguf_files import write_gguf
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, environment, own_cache, serve
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
@@ -44,10 +42,11 @@ def stack(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 
 def complete(stack: Stack, drafts: int, **options: Any) -> Any:
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
     options = {"max_tokens": 150, "temperature": 0.9, "seed": 5} | options
     extra = {"speculative": {"num_tokens": drafts}}
-    return client.completions.create(model=NAME, prompt="a quick", extra_body=extra, **options)
+    return client_of(stack).completions.create(
+        model=NAME, prompt="a quick", extra_body=extra, **options
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -61,8 +60,7 @@ def test_drafts_change_no_text(stack: Stack, temperature: float) -> None:
 
 
 def test_a_chat_has_the_template_of_the_file(stack: Stack) -> None:
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
-    reply = client.chat.completions.create(
+    reply = client_of(stack).chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": "the dog"}], max_tokens=5
     )
     assert reply.usage is not None
@@ -74,14 +72,8 @@ def test_a_killed_worker_changes_no_text(stack: Stack, file: Path) -> None:
     plain = complete(stack, 0).choices[0].text
     file.rename(file.with_suffix(".gone"))
     try:
-        text, killed = "", False
-        for chunk in complete(stack, 4, stream=True):
-            text += chunk.choices[0].text
-            if text and not killed:
-                os.kill(stack.status()["scheduler"]["ranks"][1]["pid"], signal.SIGKILL)
-                killed = True
-        assert killed
-        assert text == plain
+        told = read(complete(stack, 4, stream=True), lambda: stack.kill_rank(1))
+        assert told.text == plain
     finally:
         file.with_suffix(".gone").rename(file)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from support.checkpoints.gpt_oss import WINDOW, make_mxfp4_twins
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
@@ -35,7 +34,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def client(gpt_oss: Stack) -> OpenAI:
-    return OpenAI(base_url=gpt_oss.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    return client_of(gpt_oss)
 
 
 def complete(client: OpenAI, drafts: int | None, **options: Any) -> Any:
@@ -77,12 +76,5 @@ def test_a_killed_worker_changes_no_text(gpt_oss: Stack, client: OpenAI) -> None
     """Keys and values are made again of prompt and emitted tokens, in windows and out of them."""
     options = {"temperature": 0.8, "seed": 5, "max_tokens": 100}
     quiet = complete(client, None, **options).choices[0].text
-    pid = gpt_oss.status()["scheduler"]["ranks"][0]["pid"]
-    pieces, killed = [], False
-    for chunk in complete(client, None, stream=True, **options):
-        pieces += [choice.text for choice in chunk.choices]
-        if not killed and len(pieces) > 10:
-            os.kill(pid, signal.SIGKILL)
-            killed = True
-    assert killed
-    assert "".join(pieces) == quiet
+    stream = complete(client, None, stream=True, **options)
+    assert read(stream, gpt_oss.kill_rank).text == quiet

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
@@ -34,7 +33,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def client(hybrid: Stack) -> OpenAI:
-    return OpenAI(base_url=hybrid.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    return client_of(hybrid)
 
 
 def complete(client: OpenAI, drafts: int | None, **options: Any) -> Any:
@@ -118,15 +117,8 @@ def test_a_killed_worker_changes_no_text(hybrid: Stack, client: OpenAI) -> None:
     options = {"temperature": 0.8, "seed": 5, "max_tokens": 90}
     ignore_eos = {"extra_body": {"ignore_eos": True}}
     quiet = complete(client, None, **options, **ignore_eos).choices[0].text
-    pid = hybrid.status()["scheduler"]["ranks"][0]["pid"]
-    pieces, killed = [], False
-    for chunk in complete(client, None, stream=True, **options, **ignore_eos):
-        pieces += [choice.text for choice in chunk.choices]
-        if not killed and len(pieces) > 10:
-            os.kill(pid, signal.SIGKILL)
-            killed = True
-    assert killed
-    assert "".join(pieces) == quiet
+    stream = complete(client, None, stream=True, **options, **ignore_eos)
+    assert read(stream, hybrid.kill_rank).text == quiet
 
 
 @pytest.mark.parametrize("learnt", LEARNT[:12], ids=lambda p: p["messages"][-1]["content"][:40])

@@ -6,14 +6,13 @@ choose. Every answer is compared with the one without drafts.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from support.checkpoints.deepseek import TOP_K, make_tiny_glm_fp8
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(3, turn=0)]
@@ -39,7 +38,7 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def client(glm: Stack) -> OpenAI:
-    return OpenAI(base_url=glm.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    return client_of(glm)
 
 
 def complete(client: OpenAI, drafts: int | None, **options: Any) -> Any:
@@ -67,12 +66,5 @@ def test_a_killed_worker_changes_no_text(glm: Stack, client: OpenAI) -> None:
     """Weights are found in shared memory; latents and index keys are made again of all tokens."""
     options = {"temperature": 0.8, "seed": 5, "max_tokens": 100}
     quiet = complete(client, None, **options).choices[0].text
-    pid = glm.status()["scheduler"]["ranks"][0]["pid"]
-    pieces, killed = [], False
-    for chunk in complete(client, None, stream=True, **options):
-        pieces += [choice.text for choice in chunk.choices]
-        if not killed and len(pieces) > 10:
-            os.kill(pid, signal.SIGKILL)
-            killed = True
-    assert killed
-    assert "".join(pieces) == quiet
+    stream = complete(client, None, stream=True, **options)
+    assert read(stream, glm.kill_rank).text == quiet

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from e2e.conftest import FLAGS
-from openai import OpenAI
 from openai.types import Completion
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.clients.completions import client_of
 from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 def stream(stack: Stack, number: signal.Signals | None = None) -> Answer:
     """One stream; after ten tokens the scheduler gets the signal."""
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    client = client_of(stack)
     chunks = client.completions.create(
         model=client.models.list().data[0].id,
         prompt="abcabc abc",

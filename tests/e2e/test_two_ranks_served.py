@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
-from openai import OpenAI
+from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
@@ -22,9 +20,11 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def answer(stack: Stack, temperature: float, kill: int | None = None) -> list[int]:
-    """Token ids of one stream; with `kill`, that process is killed after its tenth token."""
-    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+def answer(
+    stack: Stack, temperature: float, disturb: Callable[[], object] | None = None
+) -> list[int]:
+    """Token ids of one stream."""
+    client = client_of(stack)
     stream = client.completions.create(
         model=client.models.list().data[0].id,
         prompt="abcabc abc",
@@ -34,15 +34,7 @@ def answer(stack: Stack, temperature: float, kill: int | None = None) -> list[in
         stream=True,
         extra_body={"ignore_eos": True, "return_token_ids": True},
     )
-    ids: list[int] = []
-    for chunk in stream:
-        for choice in chunk.choices:
-            ids += getattr(choice, "token_ids", None) or []
-        if kill and len(ids) >= 10:
-            os.kill(kill, signal.SIGKILL)
-            kill = None
-    assert kill is None
-    return ids
+    return read(stream, disturb).ids
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -56,4 +48,4 @@ def test_two_ranks_equal_one(stack: Stack, pair: Stack, temperature: float) -> N
 def test_the_death_of_either_rank_changes_nothing(stack: Stack, pair: Stack, rank: int) -> None:
     ranks = pair.scheduler()["ranks"]
     assert [facts["rank"] for facts in ranks] == [0, 1]
-    assert answer(pair, 0.8, kill=ranks[rank]["pid"]) == answer(stack, 0.8)
+    assert answer(pair, 0.8, lambda: pair.kill_rank(rank)) == answer(stack, 0.8)

@@ -6,13 +6,17 @@ import pytest
 import torch
 from support.kernels.cases import (
     BLOCK_SIZE,
+    COUNTS,
     DTYPES,
+    LENGTHS,
     assert_close,
+    attend,
+    attends_alike_alone,
+    batch_of,
     make_context,
     row_bounds,
     slots_of,
 )
-from support.kernels.ragged import COUNTS, LENGTHS, attend, attends_alike_alone, batch_of
 from surestep_kernels import KernelSet
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import FP8, LayerCache

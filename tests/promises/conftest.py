@@ -1,4 +1,4 @@
-"""The models and expectations that tests of promises share."""
+"""The models and expectations that tests of promises share, made once and read only."""
 
 from __future__ import annotations
 
@@ -21,75 +21,62 @@ from support.parity.bench import (
 from support.parity.grammars import make_guided_requests, with_tokenizer
 from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
 
+Make = Callable[[Path], None]
+
 
 @pytest.fixture(scope="session")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a dense model. Read only."""
+    """The folder of a dense model."""
     folder = tmp_path_factory.mktemp("dense")
     make_model(folder)
     return folder
 
 
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """What every request answers alone without speculation. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("parity"))
+def _bench(make: Make) -> Callable[..., ParityBench]:
+    """A fixture: what every request answers alone without speculation, of a model made so."""
+
+    @pytest.fixture(scope="session")
+    def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+        return ParityBench(tmp_path_factory.mktemp("bench"), make)
+
+    return bench
 
 
-@pytest.fixture(scope="session")
-def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for a hybrid with an MTP head. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("hybrid_parity"), make_hybrid)
+def _least_bench(*, mxfp4: bool) -> Callable[..., ParityBench]:
+    """The same of the least gpt-oss, with an EAGLE-3 head of random weights."""
+
+    @pytest.fixture(scope="session")
+    def least(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+        folder = make_least_gpt_oss(tmp_path_factory.mktemp("least"), mxfp4=mxfp4)
+        return ParityBench(folder, make=lambda folder: None)
+
+    return least
 
 
-@pytest.fixture(scope="session")
-def eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for a dense model with an EAGLE-3 head that is mostly right. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("eagle3_parity"), make_eagle3)
+def _guided(make: Make) -> Callable[..., ParityBench]:
+    """The same, but that the model has a tokenizer and the requests have grammars."""
+
+    @pytest.fixture(scope="session")
+    def guided(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+        folder = tmp_path_factory.mktemp("guided")
+        return ParityBench(folder, partial(with_tokenizer, make), make_guided_requests)
+
+    return guided
 
 
-@pytest.fixture(scope="session")
-def eagle3_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for a hybrid with an EAGLE-3 head of random weights. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("eagle3_hybrid"), make_eagle3_hybrid)
-
-
-@pytest.fixture(scope="session")
-def eagle3_gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for gpt-oss with an EAGLE-3 head of random weights. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("eagle3_gpt_oss"), make_eagle3_gpt_oss)
-
-
-@pytest.fixture(scope="session")
-def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for gpt-oss, with windows much shorter than the requests. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
-
-
-@pytest.fixture(scope="session")
-def glm_dsa_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for a GLM-5 whose requests are longer than what its indexers choose. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("glm_dsa_parity"), make_glm_dsa)
-
-
-@pytest.fixture(scope="session")
-def deepseek_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for a DeepSeek-V3. Read only."""
-    return ParityBench(tmp_path_factory.mktemp("deepseek_parity"), make_deepseek_v3)
-
-
-@pytest.fixture(scope="session")
-def least_gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same for the least gpt-oss, with an EAGLE-3 head of random weights. Read only."""
-    folder = make_least_gpt_oss(tmp_path_factory.mktemp("least_gpt_oss"), mxfp4=False)
-    return ParityBench(folder, make=lambda folder: None)
-
-
-@pytest.fixture(scope="session")
-def least_mxfp4_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    """The same with experts in MXFP4. Read only."""
-    folder = make_least_gpt_oss(tmp_path_factory.mktemp("least_mxfp4"), mxfp4=True)
-    return ParityBench(folder, make=lambda folder: None)
+bench = _bench(make_model)
+hybrid_bench = _bench(make_hybrid)  # with an MTP head
+eagle3_bench = _bench(make_eagle3)  # whose head is mostly right; those of the next two are random
+eagle3_hybrid_bench = _bench(make_eagle3_hybrid)
+eagle3_gpt_oss_bench = _bench(make_eagle3_gpt_oss)
+gpt_oss_bench = _bench(make_gpt_oss)  # with windows much shorter than the requests
+glm_dsa_bench = _bench(make_glm_dsa)  # requests are longer than what its indexers choose
+deepseek_bench = _bench(make_deepseek_v3)
+least_gpt_oss_bench = _least_bench(mxfp4=False)
+least_mxfp4_bench = _least_bench(mxfp4=True)
+guided_bench = _guided(make_model)
+guided_hybrid_bench = _guided(make_hybrid)
+guided_eagle3_bench = _guided(make_eagle3)
 
 
 @pytest.fixture
@@ -99,24 +86,3 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         from support.kernels.triton_interpreter import repair
 
         repair(monkeypatch)
-
-
-def _guided(tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], None]) -> ParityBench:
-    """A bench whose model has a tokenizer, and whose requests have grammars."""
-    folder = tmp_path_factory.mktemp("guided")
-    return ParityBench(folder, partial(with_tokenizer, make), make_guided_requests)
-
-
-@pytest.fixture(scope="session")
-def guided_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return _guided(tmp_path_factory, make_model)
-
-
-@pytest.fixture(scope="session")
-def guided_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return _guided(tmp_path_factory, make_hybrid)
-
-
-@pytest.fixture(scope="session")
-def guided_eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return _guided(tmp_path_factory, make_eagle3)

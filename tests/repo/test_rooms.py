@@ -22,6 +22,9 @@ _IN_ROOMS = [
 ]
 _MOST_RECORDS = 28
 _MAX_FILES = 15  # modules in a folder, its door not counted
+_TESTS_OF_MORE = {  # than one package
+    *("abuse", "clients", "data", "deploy", "e2e", "promises", "repo", "support", "tools"),
+}
 
 
 def _files(package: str) -> list[Source]:
@@ -124,6 +127,23 @@ def test_a_step_changes_its_clothes_seldom() -> None:
         and ("NamedTuple" in map(ast.unparse, node.bases) or node.decorator_list)
     ]
     assert len(records) <= _MOST_RECORDS, records
+
+
+def test_tests_lie_where_their_subject_does() -> None:
+    """What `gateway/surestep_gateway/http` does is tested in `tests/gateway/http`."""
+    rooms = {str(PurePath(source.name).parent) for source in product()}
+    houses = {
+        folder.removesuffix("_svc"): f"{folder}/{package}" for package, folder in PACKAGES.items()
+    }
+    astray = []
+    for folder in {PurePath(name).parent for name in tracked() if name.startswith("tests/")}:
+        _, house, *room = (*folder.parts, ".")
+        if house in houses:
+            known = str(PurePath(houses[house], *room)) in rooms
+        else:
+            known = house in {".", *_TESTS_OF_MORE}
+        astray += [] if known else [str(folder)]
+    assert astray == []
 
 
 def test_test_files_have_names_of_their_own() -> None:

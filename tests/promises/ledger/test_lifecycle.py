@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support.clients.vector_requests import POOLINGS
-from support.fakes.kinds import MODEL
-from support.parity.lifecycle import PREFIXES, Lifecycle
+from support.parity.lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import IntArray, LedgerError
 from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb

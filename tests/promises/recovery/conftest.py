@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from support.faults.cases import SEED, Setup, cases
-from support.faults.run import Served, prepare
+from support.faults.run import Served, flags, model, prepare
 from support.faults.server import serve_for_faults
-from support.faults.setups import flags, model
 
 _AROUND_S = 300.0
 

@@ -17,9 +17,8 @@ import openai
 import psutil
 import pytest
 from support.faults.cases import SEED, Setup, adopted, nothing
-from support.faults.run import Served, client_of, run
+from support.faults.run import Served, client_of, flags, model, run, served_by
 from support.faults.server import SECRET, Facts, FaultyServer, serve_for_faults
-from support.faults.setups import flags, model, served_by
 from support.faults.streams import Answer, Tally, differences, mix, prefix_of, stream
 from support.faults.wire import Wire
 from support.processes.gateway import Process, gateway, until_ready

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.parity.bench import Conditions, ParityBench
-from support.parity.gpt_oss_mutants import GPT_OSS_MUTANTS
-from support.parity.hybrid_mutants import HYBRID_MUTANTS
+from support.parity.family_mutants import GPT_OSS_MUTANTS, HYBRID_MUTANTS
 from support.parity.latent_models import LATENT_MUTANTS
 from support.parity.mutants import MUTANTS
 from surestep_common.invariants import LedgerError

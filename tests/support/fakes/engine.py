@@ -8,11 +8,10 @@ tokens, and a shadow table of page owners names the culprit first.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import numpy as np
-from support.fakes.columns import check_result, column, rows_of
 from support.fakes.model import ROOT, Drafter, FakeModel, StatusOf, advance, pooled, ragged
 from support.fakes.state import DrafterRows, RecurrentStates, Slot, add_logprob, arms_of
 from surestep_common.invariants import (
@@ -21,14 +20,40 @@ from surestep_common.invariants import (
     PREFILL,
     PREFILL_LAST,
     VERIFY,
+    IntArray,
     check_step,
 )
 from surestep_common.plan_rows import (
     KnownSlots,
+    PlanRows,
+    ResultRows,
     check_plan_rows,
+    check_result_rows,
 )
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
+
+
+def column(values: Iterable[int]) -> IntArray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def rows_of(plan: pb.StepPlan) -> PlanRows:
+    return PlanRows(**{name: column(getattr(plan, name)) for name in PlanRows.names()})
+
+
+def check_result(
+    plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
+) -> int:
+    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted, looked up."""
+    before, drafts, accepted, emitted, found = (column([n]) for n in (committed, *counts))
+    no, none = np.array([False]), column([0])
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, before, none, found)
+    planned = PlanRows(**{name: column[row : row + 1] for name, column in rows_of(plan).columns()})
+    advance = check_result_rows(
+        planned, result, committed=before, ends_with_stop=np.array([stopped])
+    )
+    return int(advance[0])
 
 
 class FakeEngine:

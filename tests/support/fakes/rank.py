@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from support.fakes.done import Done
 from surestep_common.errors import InvalidRequest
 from surestep_proto import sampling_pb2, supervisor_pb2
 from surestep_proto import worker_pb2 as pb
@@ -38,6 +37,20 @@ MEMO = b"measured"
 WEIGHTS = b"weights"
 NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE = range(1, 4)
 LONG_S = 60
+
+
+class Done(NamedTuple):
+    """A step that was over when it was launched."""
+
+    result: pb.StepResult
+    done: bool = True
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> pb.StepResult:
+        """The result."""
+        return self.result
 
 
 class Runner:

@@ -1,15 +1,18 @@
-"""One run of sixteen streams, with a fault in the middle, and the oracle for it."""
+"""One run of sixteen streams, with a fault in the middle, and the oracle for it; and the servers for such runs."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from openai import AsyncOpenAI
-from support.faults.cases import GLM, Fault, Setup, shown
+from support.checkpoints.deepseek import make_tiny_glm_fp8
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.cases import GLM, SETUPS, TURNS, Fault, Setup, shown, turn_of
 from support.faults.server import STEP_CEILING_S, FaultyServer, Holdings
 from support.faults.streams import (
     LATE,
@@ -27,6 +30,13 @@ _RUN_S = 90.0  # for all streams, fault included
 _MAX_ENDED = 3  # streams before the fault: drafts that are all accepted make some fast
 _NOTICED_S = STEP_CEILING_S + 2.0  # after which every lost epoch is known to be lost
 _LEAD = 30  # tokens between the arrival of the late streams and the fault
+_HYBRID = Path(__file__).parents[2] / "data" / "tiny-hybrid"
+_SPECULATION = {
+    "ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
+    "mtp": '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}',
+    "glm": '{"method": "mtp", "num_speculative_tokens": 2}',
+}
+_OF_GLM = ("--enable-expert-parallel", "--kv-cache-dtype", "fp8", "--enable-prefix-caching")
 
 
 @dataclass(frozen=True)
@@ -120,3 +130,30 @@ def _survive(served: Served, fault: Fault, seed: str) -> str:
     assert all(incident.detect_s < _NOTICED_S for incident in incidents), f"{where}: {incidents}"
     costs = "".join(f"{i.cause} {i.detect_s:.2f} + {i.recover_s:.2f} s, " for i in incidents)
     return f"{served.setup} {fault.name}: {costs}longest pause {pause_s:.2f} s"
+
+
+def flags(setup: Setup) -> list[str]:
+    """For `surestep serve`."""
+    ranks = ["--tensor-parallel-size", str(setup.ranks)]
+    if setup.speculation == "none":
+        return ranks
+    drafts = ["--speculative-config", _SPECULATION[setup.speculation]]
+    own = _OF_GLM if setup == GLM else ()
+    return [*ranks, *drafts, *own, "--no-adaptive-draft-length"]
+
+
+def model(setup: Setup, folder: Path) -> Path:
+    """A trained hybrid with its MTP head, or a random GLM or Llama, always the same, in `folder`."""
+    if setup.speculation == "mtp":
+        return _HYBRID
+    if setup == GLM:
+        return make_tiny_glm_fp8(folder / "tiny", max_position=2048)
+    return make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=1024)
+
+
+def served_by(setups: Iterable[str]) -> pytest.MarkDecorator:
+    """The test runs against the servers of these setups, each where the share has its faults."""
+    named = {str(setup): setup for setup in SETUPS}
+    marks = {name: pytest.mark.rotates(len(TURNS), turn=turn_of(name)) for name in setups}
+    params = [pytest.param(named[name], id=name, marks=mark) for name, mark in marks.items()]
+    return pytest.mark.parametrize("served", params, indirect=True, scope="session")

@@ -8,6 +8,7 @@ each request must have exactly the tokens of a direct evaluation of the model.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.clients.vector_requests import POOLINGS, for_a_vector
 from support.fakes.engine import FakeEngine
-from support.fakes.kinds import KINDS, MODEL
 from support.fakes.model import FakeModel
-from support.parity.reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import NO_POOLING, SamplingParams
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
@@ -30,6 +30,37 @@ from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.recovery.poison import NonFiniteLogits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
+
+MODEL = FakeModel(
+    vocab_size=13,
+    num_slots=4,
+    num_blocks=16,
+    block_size=3,
+    max_model_len=40,
+    max_step_tokens=24,
+    max_draft_tokens=3,
+)
+
+KINDS = {
+    "stateless": MODEL,
+    "drafter": replace(MODEL, drafter_has_state=True),
+    "lookups": replace(MODEL, drafter_has_state=True, drafter_looks_up=True),
+    "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
+    "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
+    "in chunks": replace(MODEL, recurrent=True, num_snapshots=5, prompt_chunk=4),
+    "no snapshots": replace(MODEL, drafter_has_state=True, recurrent=True),
+    "window": replace(MODEL, kv_windows=(0, 5), num_blocks=24),
+    "windows alone": replace(MODEL, kv_windows=(1, 4, 7)),
+    "window and states": replace(
+        MODEL,
+        kv_windows=(0, 8),
+        drafter_has_state=True,
+        recurrent=True,
+        num_snapshots=3,
+        num_blocks=24,
+    ),
+}
+
 
 PREFIXES = [[], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]]
 TOKENS = st.integers(0, MODEL.vocab_size - 1)
@@ -280,3 +311,48 @@ class Lifecycle(RuleBasedStateMachine):
         assert self.state.pool.num_used == 0
         assert self.state.snapshots.pool.num_used == 0
         assert len(self.state.free_slots) == MODEL.num_slots
+
+
+def check_reuse(state: SchedulerState, plan: Plan) -> None:
+    """Assert that slots, blocks and snapshots of plans in flight are left alone by this one."""
+    _nothing_in_flight_is_reused(state, plan)
+    _no_snapshot_in_flight_is_reused(state, plan)
+
+
+def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
+    """Invariant 8. The model worker cannot see it: it runs one step after the other."""
+    size = state.limits.block_size
+    cached = {
+        (t.slot, table.group): max(t.num_cached // size - table.first, 0)
+        for t in plan.admissions
+        for table in t.tables
+    }
+    admitted = {t.slot for t in plan.admissions}
+    given = {
+        block: extend.slot
+        for extend in plan.extends
+        for block in extend.blocks[cached.get((extend.slot, extend.group), 0) :]
+    }
+    for earlier in state.in_flight:
+        for tenancy in earlier.tenancies if earlier is not plan else ():
+            assert tenancy.slot not in admitted, "slot is still in use"
+            foreign = [block for block in tenancy.blocks if block in given]
+            running = state.slots.open[tenancy.slot]
+            assert all(running and given[block] == tenancy.slot for block in foreign)
+
+
+def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
+    """The same for the ids of snapshots: one prefix each, and none restored while written."""
+    named = [
+        (int(snapshot), int(slot), int(length))
+        for other in state.in_flight
+        for slot, length, snapshot in zip(
+            other.rows.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
+        )
+    ]
+    ids = [snapshot for snapshot, _, _ in set(named)]
+    assert len(ids) == len(set(ids)), "one snapshot for two states"
+    requested = set(plan.snapshot_requests.id.tolist())
+    for other in state.in_flight:
+        for tenancy in other.admissions:
+            assert tenancy.snapshot_id not in requested, "overwritten before it is restored"

@@ -1,20 +1,30 @@
-"""Drives a model without the runner: packs rows into a StepBatch and steps greedily."""
+"""Drives a model without the runner, row by row, greedily, or beside transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from surestep_common.invariants import NULL_BLOCK
+from surestep_kernels import KernelSet
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVSpec
+from surestep_worker.cache.recurrent import RecurrentCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.batch import GroupPages, StepBatch
-from surestep_worker.models import Model
+from surestep_worker.models import Model, ModelSource, load_model
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+BLOCKS = range(1, 12)  # of a sequence that is alone
+_BLOCK_SIZE = 8
+WINDOW = 4  # tokens that a recurrent layer may have to take back
 
 
 class Row(NamedTuple):
@@ -105,3 +115,81 @@ def generate(
         logits = step(model, kv, [Row(emitted[-1:], start, blocks)])[0]
         emitted.append(int(logits[-1].argmax()))
     return emitted
+
+
+class Pair:
+    """One model, loaded by transformers and by us: of one folder, or of `ours` for us."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kernels: KernelSet,
+        *,
+        ours: Path | None = None,
+        kind: Any = AutoModelForCausalLM,
+        near: float = 1e-4,  # parts of the logits' standard deviation that may differ
+    ) -> None:
+        self._theirs = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        )
+        self.kernels, self._near = kernels, near
+        where: dict[str, Any] = {"device": "cpu", "tp": TensorParallel(), "kernels": kernels}
+        self.model: Model = load_model(ModelSource(ours or folder), dtype="auto", **where)
+
+    def caches(self) -> Caches:
+        """Fresh ones, in which whatever was never written is NaN."""
+        kv = KVCache(in_one_group(self.model.kv_spec(_BLOCK_SIZE)), 40, self.kernels, "cpu")
+        spec = self.model.recurrent_spec()
+        recurrent = None if spec is None else RecurrentCache(spec, 3, WINDOW, 1, "cpu")
+        pages = [tensor for layer in kv.layers for tensor in layer.pages]
+        for tensor in (*pages, *(recurrent.tensors() if recurrent else ())):
+            tensor.fill_(torch.nan)
+        return Caches(kv, recurrent)
+
+    @torch.no_grad()
+    def expected(self, ids: Sequence[int]) -> Tensor:
+        """Logits f32[L, V] of transformers."""
+        logits: Tensor = self._theirs(torch.tensor([ids])).logits[0]
+        return logits
+
+    def consume(
+        self, ids: Sequence[int], cuts: Iterable[int] = (), caches: Caches | None = None
+    ) -> Tensor:
+        """Our logits of a prompt that is cut at these places, in slot 1."""
+        caches = caches or self.caches()
+        rows = [Row(ids[a:b], a, BLOCKS, slot=1) for a, b in pairwise([0, *cuts, len(ids)])]
+        return torch.cat([step(self.model, caches, [row])[0] for row in rows])
+
+    def assert_near(self, actual: Tensor, expected: Tensor) -> None:
+        """Hold logits to those of transformers."""
+        spread = expected.std()
+        assert spread > 0.3, "logits too flat to tell right from wrong"
+        assert (actual - expected).abs().max() < self._near * spread
+
+    def assert_windows_leave_no_trace(self, length: int) -> None:
+        """Of rejected drafts, NaN behind them included, nothing is in what stands."""
+        ids, caches, done = random_prompt(length), self.caches(), 3
+        expected = self.expected(ids)
+        step(self.model, caches, [Row(ids[:done], 0, BLOCKS)])
+        while done < length - 6:
+            width, accepted = 1 + done % 6, 1 + done * 5 % (1 + done % 6)
+            tokens = [*ids[done : done + accepted], *random_prompt(width - accepted, seed=done)]
+            (logits,) = step(self.model, caches, [Row(tokens, done, BLOCKS, window=True)])
+            self.assert_near(logits[:accepted], expected[done : done + accepted])
+            done += accepted
+
+    def together(self) -> list[tuple[list[int], Tensor]]:
+        """Three prompts and their logits, cut after five tokens, in batches of changing order."""
+        prompts = [random_prompt(9 + 3 * line, seed=line) for line in range(3)]
+        caches, found = self.caches(), list[list[Tensor]]([[], [], []])
+        for order, a, b in (((2, 0, 1), 0, 5), ((1, 2, 0), 5, None)):
+            rows = [
+                Row(prompts[line][a:b], a, range(1 + 4 * line, 5 + 4 * line), slot=line)
+                for line in order
+            ]
+            for line, logits in zip(order, step(self.model, caches, rows), strict=True):
+                found[line].append(logits)
+        return [(ids, torch.cat(parts)) for ids, parts in zip(prompts, found, strict=True)]

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 from support.fakes import scheduler as fake_scheduler
-from support.fakes.deliveries import Deliveries
-from support.fakes.scheduler import FakeScheduler, emulated, start, tokens
+from support.fakes.scheduler import Deliveries, FakeScheduler, emulated, start, tokens
 from support.patience import PATIENCE_S
 from surestep_gateway.server import GatewayServer
 from surestep_gateway.settings.config import GatewaySettings

@@ -51,6 +51,10 @@ class Stack:
         self.wait_until(tells, "the status of the scheduler", 20)
         return told[0]
 
+    def kill_rank(self, rank: int = 0) -> None:
+        """Kill a worker's process, as the kernel might."""
+        os.kill(self.scheduler()["ranks"][rank]["pid"], signal.SIGKILL)
+
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
         text = httpx.get(self.url + "/metrics", timeout=10).text

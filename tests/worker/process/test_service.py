@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import grpc
 import pytest
-from support.fakes.done import Done
+from support.fakes.rank import Done
 from surestep_common import errors, rpc
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.deepseek import TOP_K, make_tiny_deepseek
-from support.parity.stepping import Row, random_prompt, step
-from surestep_kernels import KernelSet, load_kernels
+from support.parity.stepping import BLOCKS, Pair, Row, random_prompt, step
+from surestep_kernels import load_kernels
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.models import Model, ModelSource, load_model
+from surestep_worker.models import ModelSource, load_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 NATIVE, REFERENCE = load_kernels("cpu"), load_kernels("cpu", "reference")
-BLOCK_SIZE, BLOCKS = 8, range(1, 8)
+BLOCK_SIZE = 8
 LENGTH = 3 * TOP_K + 1
 _YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -68,42 +68,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Pair:
-    """One checkpoint, loaded by transformers and by us."""
-
-    def __init__(
-        self, folder: Path, kernels: KernelSet, variant: str, told: dict[str, Any] | None = None
-    ) -> None:
-        """We are `told` something else by config.json than transformers."""
-        make_tiny_deepseek(folder, **VARIANTS[variant])
-        self._theirs = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            experts_implementation="eager",
-        )
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | (told or {})))
-        self.kernels = kernels
-        self.model: Model = load_model(
-            ModelSource(folder), dtype="auto", device="cpu", tp=TensorParallel(), kernels=kernels
-        )
-
-    def cache(self) -> KVCache:
-        """A fresh one, in which whatever was never written is NaN."""
-        kv = KVCache(self.model.kv_spec(BLOCK_SIZE), 40, self.kernels, "cpu")
-        for layer in kv.layers:
-            for pages in layer.pages:
-                pages.fill_(torch.nan)
-        return kv
-
-    @torch.no_grad()
-    def expected(self, ids: list[int]) -> Tensor:
-        """Logits f32[L, V] of transformers."""
-        logits: Tensor = self._theirs(torch.tensor([ids])).logits[0]
-        return logits
-
-
 @pytest.fixture(
     scope="module",
     params=[*((variant, NATIVE) for variant in VARIANTS), ("v3", REFERENCE), ("glm-5", REFERENCE)],
@@ -111,33 +75,21 @@ class Pair:
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     variant, kernels = request.param
-    return Pair(tmp_path_factory.mktemp("deepseek"), kernels, variant)
-
-
-def assert_near(actual: Tensor, expected: Tensor) -> None:
-    spread = expected.std()
-    assert spread > 0.3, "logits too flat to tell right from wrong"
-    assert (actual - expected).abs().max() < 1e-4 * spread
-
-
-def consume(pair: Pair, ids: list[int], cuts: list[int]) -> Tensor:
-    """Logits of a prompt that is cut at these places."""
-    cache = pair.cache()
-    spans = pairwise([0, *cuts, len(ids)])
-    return torch.cat([step(pair.model, cache, [Row(ids[a:b], a, BLOCKS)])[0] for a, b in spans])
+    folder = make_tiny_deepseek(tmp_path_factory.mktemp("deepseek"), **VARIANTS[variant])
+    return Pair(folder, kernels)
 
 
 @pytest.mark.rotates(3)
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
     """In two anywhere, in pieces of any size, token by token; our own kernels do not change a bit."""
     ids = random_prompt(LENGTH)
-    expected, whole = pair.expected(ids), consume(pair, ids, [])
-    assert_near(whole, expected)
+    expected, whole = pair.expected(ids), pair.consume(ids)
+    pair.assert_near(whole, expected)
     in_two = [[cut] for cut in range(2, LENGTH)]
     for cuts in (*in_two, *(list(range(size, LENGTH, size)) for size in range(1, LENGTH))):
-        logits = consume(pair, ids, cuts)
+        logits = pair.consume(ids, cuts)
         if pair.kernels is REFERENCE:
-            assert_near(logits, expected)
+            pair.assert_near(logits, expected)
         else:
             assert torch.equal(logits, whole), cuts
 
@@ -169,37 +121,24 @@ def test_bfloat16_is_as_exact(tmp_path: Path, variant: str) -> None:
 def test_another_kind_of_rotation_is_another_model(
     tmp_path: Path, variant: str, key: str, usual: bool
 ) -> None:
+    """Of two values of a key that transformers does not read, one is what it computes."""
     ids, logits = random_prompt(LENGTH), list[Tensor]()
+    folder = make_tiny_deepseek(tmp_path / "theirs", **VARIANTS[variant])
     for value in (usual, not usual):
-        pair = Pair(tmp_path, NATIVE, variant, {key: value})
-        logits.append(consume(pair, ids, []))
-    assert_near(logits[0], pair.expected(ids))
+        ours = Path(shutil.copytree(folder, tmp_path / f"{value}"))
+        config = json.loads((ours / "config.json").read_text()) | {key: value}
+        (ours / "config.json").write_text(json.dumps(config))
+        pair = Pair(folder, NATIVE, ours=ours)
+        logits.append(pair.consume(ids))
+    pair.assert_near(logits[0], pair.expected(ids))
     assert (logits[1] - logits[0]).abs().max() > 0.1 * logits[0].std()
 
 
 def test_windows_of_drafts(pair: Pair) -> None:
-    """Rejected drafts, NaN behind them included, leave no trace in what stands; each row of a window
-    chooses for its own length."""
-    ids = random_prompt(LENGTH)
-    expected, cache = pair.expected(ids), pair.cache()
-    step(pair.model, cache, [Row(ids[:3], 0, BLOCKS)])
-    done = 3
-    while done < LENGTH - 6:
-        width, accepted = 1 + done % 6, 1 + done * 5 % (1 + done % 6)
-        tokens = [*ids[done : done + accepted], *random_prompt(width - accepted, seed=done)]
-        (logits,) = step(pair.model, cache, [Row(tokens, done, BLOCKS, window=True)])
-        assert_near(logits[:accepted], expected[done : done + accepted])
-        done += accepted
+    """Each row of a window chooses for its own length."""
+    pair.assert_windows_leave_no_trace(LENGTH)
 
 
 def test_rows_of_a_batch_do_not_touch_each_other(pair: Pair) -> None:
-    ids = {line: random_prompt(9 + 3 * line, seed=line) for line in range(3)}
-    blocks = {line: range(1 + 4 * line, 5 + 4 * line) for line in range(3)}
-    cache = pair.cache()
-    outputs: dict[int, list[Tensor]] = {line: [] for line in range(3)}
-    for order, a, b in (((2, 0, 1), 0, 5), ((1, 2, 0), 5, None)):
-        rows = [Row(ids[line][a:b], a, blocks[line]) for line in order]
-        for line, logits in zip(order, step(pair.model, cache, rows), strict=True):
-            outputs[line].append(logits)
-    for line, parts in outputs.items():
-        assert_near(torch.cat(parts), pair.expected(ids[line]))
+    for ids, logits in pair.together():
+        pair.assert_near(logits, pair.expected(ids))
