@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from surestep_common import addresses, tracing
-from surestep_common.cache_owner import cache_root
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
+from surestep_common.tenants import cache_root
 from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams

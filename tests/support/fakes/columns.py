@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from surestep_common.invariants import IntArray
-from surestep_common.plan_rows import PlanRows, ResultRows, check_result_rows
+from surestep_common.invariants import IntArray, PlanRows, ResultRows, check_result_rows
 from surestep_proto import worker_pb2 as pb
 
 

@@ -21,11 +21,9 @@ from surestep_common.invariants import (
     PREFILL,
     PREFILL_LAST,
     VERIFY,
-    check_step,
-)
-from surestep_common.plan_rows import (
     KnownSlots,
     check_plan_rows,
+    check_step,
 )
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb

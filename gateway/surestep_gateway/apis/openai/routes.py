@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 from surestep_common.errors import ModelNotFound
-from surestep_common.sampling_defaults import shown
+from surestep_common.sampling import shown
 
 from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
