@@ -51,7 +51,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     processor = replace(processor, settings=settings)
     check_vocabulary(settings.model, processor.tokenizer)
     judging_ids(processor)  # which raises for tokens that are none
-    metrics = GatewayMetrics(settings.model_names()[0])
+    metrics = GatewayMetrics(settings.model_names[0])
     return Gateway(
         settings=settings,
         tokenizer=processor.tokenizer,

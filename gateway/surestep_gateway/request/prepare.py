@@ -145,7 +145,7 @@ def check_countable(text: str, param: str, processor: TextProcessor, info: Sched
 
 def check_model(settings: GatewaySettings, name: str | None) -> None:
     """Raise NotFound for a model that is not served."""
-    if name is not None and name not in settings.model_names():
+    if name is not None and name not in settings.model_names:
         raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from surestep_common import addresses, tracing
+from surestep_common import tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_common.tenants import cache_root
 from surestep_common.tracing import Span, SpanKind
@@ -230,7 +230,7 @@ class ResumableStream:
 
     def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
         """Return a span for a call, linked to that of the call which it resumes."""
-        host, port = addresses.split(scheduler.address)
+        host, port = scheduler.host_and_port
         self._span = tracing.current.get().child(
             GENERATE,
             SpanKind.CLIENT,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from surestep_common import addresses
 from surestep_common.access import Metadata
 from surestep_common.errors import (
     ConnectionLost,
@@ -54,6 +55,7 @@ class SchedulerClient:
 
     def __init__(self, address: str, on_change: Callable[[], None]) -> None:
         self.address = address
+        self.host_and_port = addresses.split(address)  # for spans
         self.breaker = CircuitBreaker()
         self.serving = False  # by its health service
         self.silent = False  # it is connected and does not answer

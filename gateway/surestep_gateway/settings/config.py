@@ -192,8 +192,9 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
         key = self.admin_api_key
         return ApiKeys(plain_keys([key] if key is not None else []))
 
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
-        """Return the names that requests may use; responses carry the first."""
+        """The names that requests may use; responses carry the first."""
         return self.served_model_name or (_name_of(self.model.resolve()),)
 
 

@@ -123,13 +123,13 @@ class OpenAIRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""
-        names = self._gateway.settings.model_names()
+        names = self._gateway.settings.model_names
         return JsonResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
         name = request.path_params["model"]
-        if name not in self._gateway.settings.model_names():
+        if name not in self._gateway.settings.model_names:
             raise ModelNotFound(f"the model '{name}' does not exist", param="model")
         return JsonResponse(self._card(name))
 
