@@ -19,9 +19,8 @@ from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
-from surestep_gateway.request.prompts import PreparedRequest, Prompt
+from surestep_gateway.request.prepared import PreparedRequest, Prompt, max_tokens
 from surestep_gateway.request.protocol import GenerationBody
-from surestep_gateway.request.sampling import max_tokens
 from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
 from surestep_gateway.schedulers.pool import Siblings
 

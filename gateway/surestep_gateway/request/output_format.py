@@ -25,11 +25,11 @@ from surestep_gateway.parsers import (
     ReasoningParser,
 )
 from surestep_gateway.parsers.harmony import HarmonyParser
+from surestep_gateway.request.prepared import PreparedRequest
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 
-from .prompts import PreparedRequest
 from .protocol import (
     AllowedToolChoice,
     ChatBody,

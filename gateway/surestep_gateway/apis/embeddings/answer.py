@@ -25,8 +25,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin, most_open
-from surestep_gateway.generation.request_log import log_body
-from surestep_gateway.generation.request_spans import PROVIDER, ending
+from surestep_gateway.generation.request_records import PROVIDER, ending, log_body
 from surestep_gateway.generation.sequence import first_error
 from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer

@@ -43,7 +43,7 @@ from surestep_gateway.parsers import (
     coalesce,
     content_of,
 )
-from surestep_gateway.request.prompts import Prompt
+from surestep_gateway.request.prepared import Prompt
 
 _MANY_EVENTS = 512  # are made fewer before there are more
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surestep_gateway.request.prepare import draft_chat, draft_completion
-from surestep_gateway.request.prompts import PreparedRequest, dump_prepared, load_prepared
+from surestep_gateway.request.prepared import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.text.service import Job, dump_bytes, load_bytes
 
 from .tokenize import draft_detokenize, draft_tokenize

@@ -12,8 +12,8 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.request.parse import parse, parse_by, refuse_unsupported_in_prompt
 from surestep_gateway.request.prepare import chat_texts, check_countable, check_model
+from surestep_gateway.request.prepared import check_vocab
 from surestep_gateway.request.protocol import Body, TemplateFields, TokenIds
-from surestep_gateway.request.sampling import check_vocab
 from surestep_gateway.text.service import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.release import package_version
 
-from surestep_gateway.apis.route import DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.route import DescribedRoute, Description
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Access
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
