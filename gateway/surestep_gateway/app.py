@@ -16,6 +16,7 @@ from surestep_gateway.apis.requests import RequestMiddleware, RootPath
 from surestep_gateway.http.admission import HostCheck, with_cors
 from surestep_gateway.http.bodies import Answers
 from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
+from surestep_gateway.text.tokenizer import check_vocabulary
 
 from .apis.embeddings.config import EmbeddingConfig
 from .apis.embeddings.routes import EmbeddingRoutes
@@ -38,7 +39,6 @@ from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings
 from .text.service import TextService
 from .text.text_processor import TextProcessor
-from .text.vocabulary import check_vocabulary
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:

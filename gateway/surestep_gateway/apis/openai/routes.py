@@ -25,8 +25,15 @@ from surestep_gateway.apis.openai.choices import (
     CompletionOutput,
     envelope,
 )
-from surestep_gateway.apis.openai.job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from surestep_gateway.apis.openai.tokenize import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from surestep_gateway.apis.openai.job import (
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeBody,
+    TokenizeBody,
+    TokenizeChatBody,
+)
 from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
 from surestep_gateway.context import Gateway
