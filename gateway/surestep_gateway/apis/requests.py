@@ -27,7 +27,7 @@ from surestep_gateway.generation.request_records import begin_span, note_status
 from surestep_gateway.http.admission import Access, Admission, HostCheck, Rule, Rules
 from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.errors import error_response
-from surestep_gateway.observability.answer_metrics import Ending
+from surestep_gateway.observability.clients import Ending
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.service import Job
 

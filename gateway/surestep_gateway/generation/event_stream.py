@@ -25,7 +25,7 @@ from surestep_gateway.generation.sequence import (
 )
 from surestep_gateway.http.admission import Admission
 from surestep_gateway.http.bodies import JsonPieces, send_pieces
-from surestep_gateway.observability.answer_metrics import Ending
+from surestep_gateway.observability.clients import Ending
 from surestep_gateway.request.protocol import json_text
 
 logger = logging.getLogger(__name__)

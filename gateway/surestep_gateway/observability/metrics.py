@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from surestep_gateway.observability.client_history import TokenHistogram
+from surestep_gateway.observability.clients import AnswerMetrics, ClientHistory, TokenHistogram
 
-from .answer_metrics import AnswerMetrics
-from .client_history import ClientHistory
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
 from .vllm_metrics import ENGINE, LABELS
 
