@@ -26,7 +26,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from . import access, addresses, tls
-from .bearer_channel import BearerChannel
+from .access import BearerChannel
 from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,

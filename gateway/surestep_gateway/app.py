@@ -12,25 +12,26 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
+from surestep_gateway.apis.requests import RequestMiddleware, RootPath
+from surestep_gateway.http.admission import HostCheck, with_cors
+from surestep_gateway.http.bodies import Answers
 from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
+from surestep_gateway.text.tokenizer import check_vocabulary
 
 from .apis.embeddings.config import EmbeddingConfig
 from .apis.embeddings.routes import EmbeddingRoutes
 from .apis.embeddings.score_inputs import judging_ids
 from .apis.invocations.routes import InvocationRoutes
 from .apis.messages.routes import MessagesRoutes
-from .apis.middleware import RequestMiddleware, RootPath
 from .apis.openai.routes import OpenAIRoutes
 from .apis.operators.admin import AdminRoutes
 from .apis.operators.routes import OperatorRoutes
 from .apis.responses.routes import ResponsesRoutes
 from .apis.responses.store import Store
-from .apis.route import DescribedRoute, Rules
+from .apis.route import DescribedRoute
 from .context import Gateway
-from .http.admission import Admission
-from .http.answers import Answers
+from .http.admission import Admission, Rules
 from .http.bodies import Bodies, BodyLimits
-from .http.browsers import HostCheck, with_cors
 from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .observability.metrics import GatewayMetrics
 from .request.output_format import with_output_format
@@ -38,7 +39,6 @@ from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings
 from .text.service import TextService
 from .text.text_processor import TextProcessor
-from .text.vocabulary import check_vocabulary
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
@@ -51,7 +51,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     processor = replace(processor, settings=settings)
     check_vocabulary(settings.model, processor.tokenizer)
     judging_ids(processor)  # which raises for tokens that are none
-    metrics = GatewayMetrics(settings.model_names()[0])
+    metrics = GatewayMetrics(settings.model_names[0])
     return Gateway(
         settings=settings,
         tokenizer=processor.tokenizer,

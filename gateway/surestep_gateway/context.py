@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from surestep_common.tracing import Tracer
 
+from surestep_gateway.http.bodies import Answers
+
 from .http.admission import Admission
-from .http.answers import Answers
 from .observability.metrics import GatewayMetrics
 from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings

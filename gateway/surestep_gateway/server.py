@@ -1,4 +1,4 @@
-"""The gateway process: start, serve, drain, stop."""
+"""The gateway process: wait for the model's folder, start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 import uvicorn
 from surestep_common.notify import Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
-from surestep_gateway.http.listener import Connections
-
-from .apis.responses.store import open_store
-from .app import make_app, make_gateway
-from .context import Gateway
-from .http.http_protocol import ClientTimeouts, HttpProtocol
-from .http.listener import HttpListener, bind, bind_path
-from .model_wait import until_there
-from .settings.config import GatewaySettings
+from surestep_gateway.apis.responses.store import open_store
+from surestep_gateway.app import make_app, make_gateway
+from surestep_gateway.context import Gateway
+from surestep_gateway.http.http_protocol import ClientTimeouts, HttpProtocol
+from surestep_gateway.http.listener import Connections, HttpListener, bind, bind_path
+from surestep_gateway.settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0  # for a head, and for a TLS handshake
 _CLOSE_S = 2  # for idle connections
+_POLL_S = 0.5  # for the model's folder
+_POLLS_PER_WORD = 120  # a minute
 
 
 class _Server(uvicorn.Server):
@@ -176,3 +176,25 @@ def _on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+
+async def until_there(folders: Sequence[Path], stopping: asyncio.Event) -> bool:
+    """Wait for all folders; return False when stopped before they exist.
+
+    Their download may not be finished when the gateway starts. A dangling link does not count as
+    existing. The content of a folder is checked elsewhere.
+    """
+    polls = 0
+    while missing := [folder for folder in folders if not folder.exists()]:
+        if polls % _POLLS_PER_WORD == 0:
+            logger.warning("waiting for %s, which is not there yet", missing[0])
+        polls += 1
+        try:
+            async with asyncio.timeout(_POLL_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+        return False
+    if polls:
+        logger.info("%s is there", folders[0])
+    return True

@@ -89,7 +89,7 @@ def _server(settings: SchedulerSettings) -> Server:
 def _max_streams(settings: SchedulerSettings) -> int:
     """Return how many calls a single gateway may have open: all that run and all that wait."""
     running = settings.max_num_seqs or _MOST_SLOTS
-    return running + 2 * settings.max_queue_len + _MOST_OTHERS  # twice: see fair_bound
+    return running + 2 * settings.max_queue_len + _MOST_OTHERS  # twice: see tenants.may_enter
 
 
 def _keys(settings: SchedulerSettings) -> list[str]:

@@ -1,22 +1,188 @@
-"""First steps of the endpoints that generate: a request's deadline, its origin, its body."""
+"""Requests on their way to an endpoint, and its first steps.
+
+Each request has an id and a caller, is admitted and counted, and its body is read. Endpoints that
+generate give it a deadline and an origin, and prepare its body.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from starlette.requests import Request
-from surestep_common.errors import DeadlineExceeded
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from surestep_common import tracing
+from surestep_common.errors import Cancelled, DeadlineExceeded, SurestepError, Unavailable, kind_of
+from surestep_common.tracing import Tracer
 
 from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin
+from surestep_gateway.generation.request_records import begin_span, note_status
+from surestep_gateway.http.admission import Access, Admission, HostCheck, Rule, Rules
+from surestep_gateway.http.bodies import Bodies, BodyReader
+from surestep_gateway.http.errors import error_response
+from surestep_gateway.observability.clients import Ending
+from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.service import Job
 
-from .middleware import body_of
-
 T = TypeVar("T")
+
+_LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class RequestMiddleware:
+    """Check, count and number each request.
+
+    Plain ASGI, because the framework's own middleware class would sit in every stream. A request
+    counts as open once its whole body has arrived.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        rules: Rules,
+        bodies: Bodies,
+        hosts: HostCheck,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        tracer: Tracer,
+    ) -> None:
+        self._app = app
+        self._rules = rules
+        self._bodies = bodies
+        self._hosts = hosts
+        self._admission = admission
+        self._metrics = metrics
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
+        scope["path"] = path  # clients put slashes behind their base URL
+        rule = self._rules.of(path)
+        span = tracing.NO_SPAN  # for what is answered at once
+        if rule.counted:
+            span = begin_span(self._tracer, scope, headers)
+        with span:
+            tracing.current.set(span)
+            await self._serve(scope, rule, headers, receive, send)
+
+    async def _serve(
+        self, scope: Scope, rule: Rule, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        given = headers.get(b"x-request-id", b"")
+        known = bool(_REQUEST_ID.fullmatch(given))
+        request_id = given.decode() if known else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        ending = Ending()
+        state.update(request_id=request_id, request_id_given=known, ending=ending)
+        answer = self._numbered(send, request_id, rule, ending)
+        with self._counted(scope, rule, ending):
+            await self._admit(scope, rule, headers, receive, answer)
+
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope, rule: Rule, ending: Ending) -> Iterator[None]:
+        """Count how the answer to the request ends."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            ending.fail(Unavailable("the server is shutting down"))
+            raise
+        except Exception as error:  # a fault of ours, whose answer goes past this middleware
+            ending.fail(error)
+            if not ending.begun:
+                self._metrics.responses.labels(str(kind_of(error).http_status)).inc()
+            raise
+        finally:
+            if rule.counted and scope["method"] == "POST":
+                self._metrics.answers.count(scope["path"], ending)
+
+    async def _admit(
+        self,
+        scope: Scope,
+        rule: Rule,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        answer: Send,
+    ) -> None:
+        state = scope["state"]
+        try:
+            self._hosts.check(headers)
+            self._admission.check_certificate(rule, certified=state.get("certified", False))
+            state["client"] = self._admission.identify(rule, headers)
+            caller = Caller.of(scope).name
+            self._admission.check(rule, caller)
+            body = BodyReader(self._bodies, receive, headers)
+            if rule.counted:
+                await body.read()
+                if state.get("is_gone", bool)():  # before it costs more than its bytes
+                    raise Cancelled("the client went away")
+                self._admission.check(rule, caller)  # much may have happened since
+        except SurestepError as error:
+            state["ending"].fail(error)
+            await error_response(error, scope["path"])(scope, receive, answer)
+            return
+        state["body"] = body
+        try:
+            await self._run(scope, rule, receive, answer, caller)
+        finally:
+            body.release()
+
+    async def _run(
+        self, scope: Scope, rule: Rule, receive: Receive, send: Send, caller: str
+    ) -> None:
+        if not rule.counted:
+            await self._app(scope, receive, send)
+            return
+        with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
+            await self._app(scope, receive, send)
+
+    def _numbered(self, send: Send, request_id: str, rule: Rule, ending: Ending) -> Send:
+        async def numbered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                ending.begun = True
+                if rule.access is not Access.PROBES:  # of many, to which 503 is a good answer
+                    self._metrics.responses.labels(str(message["status"])).inc()
+                note_status(tracing.current.get(), message["status"])
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    *(_LAST_ANSWER if self._admission.leaving else ()),
+                ]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                ending.complete = True
+
+        return numbered
+
+
+class RootPath:
+    """Strip the path under which a proxy serves the API; requests may come with or without it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root or path.startswith(f"{self._root}/"):
+            scope = {**scope, "path": path.removeprefix(self._root) or "/"}
+        await self._app(scope, receive, send)
+
+
+def body_of(request: Request) -> BodyReader:
+    body: BodyReader = request.scope["state"]["body"]
+    return body
 
 
 class MayNameItself(Protocol):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import SecretStr
 from surestep_common.access import bearer_index
 from surestep_common.errors import PermissionDenied
-from surestep_common.fair_bound import may_enter
+from surestep_common.tenants import may_enter
 
 
 class Tenant(NamedTuple):
@@ -23,7 +23,7 @@ class Tenant(NamedTuple):
 
     name: str
     weight: float = 1.0
-    cache_owner: str = ""  # whose prefixes its requests find; see surestep_common.cache_owner
+    cache_owner: str = ""  # whose prefixes its requests find; see surestep_common.tenants
 
 
 ANYBODY = Tenant("")

@@ -15,7 +15,7 @@ import numpy as np
 from surestep_common.invariants import IntArray
 
 from surestep_gateway.parsers import Event, OutputParser, coalesce
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 from surestep_gateway.text.tokenizer import Tokenizer
 
 REPEATED = "repetition_detected"  # why an output has ended

@@ -15,8 +15,7 @@ from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Una
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.generation import Generation
-from surestep_gateway.generation.json_text import json_text
-from surestep_gateway.generation.request_spans import ending, tell_generation
+from surestep_gateway.generation.request_records import ending, tell_generation
 from surestep_gateway.generation.sequence import (
     Delta,
     Emit,
@@ -26,7 +25,8 @@ from surestep_gateway.generation.sequence import (
 )
 from surestep_gateway.http.admission import Admission
 from surestep_gateway.http.bodies import JsonPieces, send_pieces
-from surestep_gateway.observability.answer_metrics import Ending
+from surestep_gateway.observability.clients import Ending
+from surestep_gateway.request.protocol import json_text
 
 logger = logging.getLogger(__name__)
 

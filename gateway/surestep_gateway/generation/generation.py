@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from surestep_common.seeds import sibling_seed
+from surestep_common.sampling import sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
@@ -19,9 +19,8 @@ from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
 from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
-from surestep_gateway.request.prompts import PreparedRequest, Prompt
+from surestep_gateway.request.prepared import PreparedRequest, Prompt, max_tokens
 from surestep_gateway.request.protocol import GenerationBody
-from surestep_gateway.request.sampling import max_tokens
 from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
 from surestep_gateway.schedulers.pool import Siblings
 
@@ -126,7 +125,7 @@ async def _generation(
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
         id=generation_id,
-        model=body.model or gateway.settings.model_names()[0],
+        model=body.model or gateway.settings.model_names[0],
         created=int(time.time()),
         seed=builder.seed,
         origin=origin,

@@ -1,9 +1,14 @@
-"""Structured outputs: from the values of a request's fields to languages."""
+"""Structured outputs: from the values of a request's fields to languages.
+
+A schema that cannot be served is refused with the place of its fault: llguidance says what is
+wrong, but not where.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import llguidance
@@ -11,13 +16,18 @@ from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_GRAMMAR_BYTES
 
-from .closing import closed
-from .config import JsonStyle
-from .language import Json, Language
-from .schema_place import LENIENT, fault_in_schema, fault_place
-from .widening import reworded, widened, without_lengths
+from surestep_gateway.grammars.closing import closed
+from surestep_gateway.grammars.config import JsonStyle
+from surestep_gateway.grammars.language import Json, Language, Rules, fault_in, source_of
+from surestep_gateway.grammars.widening import reworded, widened, without_lengths
 
 ANY_OBJECT: Json = {"type": "object"}
+_TRIALS = 128  # parts of a schema that are looked at by themselves
+_TRIAL_S = 0.1  # for all of them: of a costly schema the fault is named without its place
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
+LENIENT: Json = {"x-guidance": {"lenient": True}}  # llguidance leaves out what it does not know
 
 
 class Served(NamedTuple):
@@ -122,3 +132,53 @@ def _parsed(text: str, field: str) -> Json:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{field}: a schema is an object", param=field)
     return schema
+
+
+def fault_in_schema(schema: Json) -> str:
+    """Return what is wrong with a schema; nothing if it can be compiled."""
+    return fault_in(source_of(Rules("@body"), {"body": Language("", schema=schema)}))
+
+
+def fault_place(schema: Json, field: str, options: Json) -> tuple[str, str]:
+    """Return the place of the first fault of a schema that has one, and the fault.
+
+    `options` are what it is compiled with.
+    """
+    fault = _fault(schema, schema, options)
+    trials, place, end = _TRIALS, field, time.process_time() + _TRIAL_S
+    at: Json | None = schema
+    while at is not None:
+        found = None
+        for name, part in _parts(at):
+            trials -= 1
+            if trials < 0 or time.process_time() > end:
+                return place, fault
+            if inner := _fault(part, schema, options):
+                found, place, fault = part, f"{place}.{name}", inner
+                break
+        at = found
+    return place, fault
+
+
+def _parts(schema: Json) -> Iterator[tuple[str, Json]]:
+    for key in _BY_NAME:
+        named = schema.get(key)
+        for name, part in named.items() if isinstance(named, dict) else ():
+            yield from _part(f"{key}.{name}", part)
+    for key in _LISTS:
+        parts = schema.get(key)
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            yield from _part(f"{key}[{number}]", part)
+    for key in _SINGLE:
+        yield from _part(key, schema.get(key))
+
+
+def _part(name: str, part: Any) -> Iterator[tuple[str, Json]]:
+    if isinstance(part, dict):
+        yield name, part
+
+
+def _fault(part: Json, whole: Json, options: Json) -> str:
+    """Return what is wrong with a part of a schema, which may refer to definitions of the whole."""
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return fault_in_schema(shared | part | options)

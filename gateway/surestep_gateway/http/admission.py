@@ -1,4 +1,10 @@
-"""Admission of requests, the count of open ones, and draining when the gateway stops."""
+"""Admission of requests: pages and callers that may send them, and how many are open.
+
+A page can send simple requests to any server that its browser reaches, including one that listens
+on loopback, without asking that server first. No origin has access unless it is allowed: JSON is
+not simple, so a body must be declared to be JSON; and a foreign name that resolves to loopback (DNS
+rebinding) is not accepted as our own.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,31 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+from surestep_common.access import is_loopback
+from surestep_common.errors import (
+    PermissionDenied,
+    QueueFull,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedMediaType,
+)
 
 from surestep_gateway.auth.api_keys import ApiClient, may_open
 from surestep_gateway.settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
+_EXPOSED = ("retry-after", "x-request-id")  # headers that scripts may read
 _ABORT_S = 2.0  # for error events to reach their clients
 
 
@@ -40,10 +60,44 @@ class Rule(NamedTuple):
 
 
 NO_ROUTE = Rule(Access.CLIENTS, counted=False)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class RuledRoute(Route):
+    """A route that says how requests to it are admitted."""
+
+    def __init__(
+        self, path: str, handler: Handler, *, methods: Sequence[str], access: Access, counted: bool
+    ) -> None:
+        super().__init__(path, handler, methods=list(methods))
+        self.rule = Rule(access, counted)
+
+
+class Rules:
+    """The rules of an application's routes, by the path of a request."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        """Raise TypeError for a route without a rule, or with another than its path has."""
+        self._exact: dict[str, Rule] = {}
+        self._patterns: list[RuledRoute] = []
+        for route in routes:
+            if not isinstance(route, RuledRoute):
+                raise TypeError(f"{route} does not say how its requests are admitted")
+            if route.param_convertors:
+                self._patterns.append(route)
+            elif self._exact.setdefault(route.path, route.rule) != route.rule:
+                raise TypeError(f"{route.path} has two rules")
+
+    def of(self, path: str) -> Rule:
+        """Return the rule of a request for `path`, whatever its method."""
+        if (rule := self._exact.get(path)) is not None:
+            return rule
+        matching = (one.rule for one in self._patterns if one.path_regex.match(path))
+        return next(matching, NO_ROUTE)
 
 
 class Admission:
-    """Decides which requests are admitted and tracks the open ones."""
+    """Decides which callers' requests are admitted and tracks the open ones."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = settings.max_concurrent_requests
@@ -140,3 +194,73 @@ def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
     if given is None and b"x-api-key" in headers:
         given = b"Bearer " + headers[b"x-api-key"]
     return given or b""
+
+
+def with_cors(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
+    """Wrap `app` so that pages of allowed origins may read its responses."""
+    if not settings.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods,
+        allow_headers=settings.allowed_headers,
+        allow_credentials=settings.allow_credentials,
+        expose_headers=_EXPOSED,
+    )
+
+
+class HostCheck:
+    """Checks that browsers address a server on loopback by a loopback name."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        origins = settings.allowed_origins
+        # No browser reaches a Unix socket; the proxy that does has names of its own.
+        on_loopback = settings.uds is None and is_loopback(settings.host)
+        self._needed = on_loopback and "*" not in origins
+        self._hosts = {urlsplit(origin).hostname for origin in origins}
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise PermissionDenied."""
+        if not self._needed or not _of_browser(headers):
+            return
+        host = _host(headers.get(b"host", b""))
+        if host is None or not (is_loopback(host) or host in self._hosts):
+            raise PermissionDenied(
+                "the server listens on loopback and does not answer pages under other names; "
+                "--allowed-origins makes exceptions"
+            )
+
+
+def _of_browser(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a browser sent this. A GET over plain HTTP names neither origin nor site."""
+    named = b"origin" in headers or b"sec-fetch-site" in headers
+    return named or headers.get(b"user-agent", b"").startswith(b"Mozilla/")
+
+
+def _host(header: bytes) -> str | None:
+    """Return the host of a Host header, without its port."""
+    try:
+        return urlsplit(f"//{header.decode('ascii')}").hostname
+    except ValueError:  # no ASCII, or brackets that do not match
+        return None
+
+
+def check_json(headers: Mapping[bytes, bytes]) -> None:
+    """Raise UnsupportedMediaType for a body that is not declared to be JSON, or is compressed."""
+    if not has_body(headers):
+        return
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise UnsupportedMediaType("the Content-Type of a body must be application/json")
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding != b"identity":
+        name = coding[:32].decode("latin-1")
+        raise UnsupportedMediaType(
+            f"the Content-Encoding of a body must not be {name!r}: send it as it is"
+        )
+
+
+def has_body(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request has a body, by its head."""
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers

@@ -1,4 +1,4 @@
-"""Request bodies, bounded in size, in time of arrival, and in their total memory.
+"""Bodies of requests and of responses, bounded in time and in their total memory.
 
 A body must arrive at a minimum rate. When a new body does not fit into the memory for all of them,
 the one that has been arriving for longest is given up: slow senders lose, honest ones win. Large
@@ -11,7 +11,7 @@ import asyncio
 import codecs
 import contextlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -20,12 +20,14 @@ from starlette.types import Receive, Scope, Send
 from surestep_common.errors import Cancelled, ClientTooSlow, RequestTooLarge, Unavailable
 from surestep_common.process import memory_bytes
 
-from surestep_gateway.http.answers import Answers
-from surestep_gateway.http.browsers import check_json
+from surestep_gateway.http.admission import check_json
 from surestep_gateway.settings.config import GatewaySettings
 
 BYTES_PER_S = 64 << 10  # at least, of a body that takes longer than its time
 SMALL_BYTES = 64 << 10  # of every body: always have room, as the number of connections is bounded
+_LARGEST_AT_ONCE = 4  # so many of the largest responses may be on their way
+_LEAST_BYTES_PER_S = 64 << 10  # of a response
+_PIECE_BYTES = 256 << 10  # sent before others have a turn
 
 
 class BodyLimits(NamedTuple):
@@ -152,7 +154,39 @@ def _no_memory() -> Unavailable:
     return Unavailable("the memory for request bodies is full", retry_after=1.0)
 
 
-_PIECE_BYTES = 256 << 10
+class Answers:
+    """The whole responses that one gateway is sending.
+
+    When a new one does not fit beside the others, the one that has been on its way for longest is
+    given up: slow readers lose, honest ones win.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._limit = _LARGEST_AT_ONCE * settings.max_answer_bytes
+        self._send_timeout_s = settings.send_timeout_s
+        self._sending: dict[asyncio.Timeout, int] = {}  # bytes of each, the oldest first
+
+    @contextlib.asynccontextmanager
+    async def sending(self, size: int) -> AsyncIterator[None]:
+        """Account for a response of `size` bytes while it is sent.
+
+        Raise TimeoutError when the client has had the timeout and a second for every 64 KiB, or
+        when other responses need the room.
+        """
+        async with asyncio.timeout(self._send_timeout_s + size / _LEAST_BYTES_PER_S) as deadline:
+            self._make_room(size)
+            self._sending[deadline] = size
+            try:
+                yield
+            finally:
+                self._sending.pop(deadline, None)
+
+    def _make_room(self, size: int) -> None:
+        while self._sending and sum(self._sending.values()) + size > self._limit:
+            slowest = next(iter(self._sending))
+            del self._sending[slowest]
+            with contextlib.suppress(RuntimeError):  # it is over already
+                slowest.reschedule(0)
 
 
 class RawJson:

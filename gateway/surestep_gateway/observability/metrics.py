@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .answer_metrics import AnswerMetrics
-from .client_history import ClientHistory
+from surestep_gateway.observability.clients import AnswerMetrics, ClientHistory, TokenHistogram
+
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
-from .token_histogram import TokenHistogram
 from .vllm_metrics import ENGINE, LABELS
 
 _FIRST_TOKEN_S = (

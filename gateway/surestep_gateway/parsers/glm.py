@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 
 from .base import Content, Event
 from .qwen3 import CLOSE_THOUGHT, ThoughtParser

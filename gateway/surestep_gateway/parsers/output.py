@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from surestep_gateway.parsers.base import MarkerScanner
+
 from .base import (
     MAX_LAYOUT,
     Content,
@@ -22,7 +24,6 @@ from .base import (
     ToolCallStart,
     is_structured,
 )
-from .stop_strings import MarkerScanner
 from .tools import MarkedToolParser
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import ClassVar
 
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 
 from .base import MAX_LAYOUT, Content, Event, Reasoning
 

@@ -26,7 +26,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 
 from .base import Content
 from .schema import ANY_JSON, json_types, properties

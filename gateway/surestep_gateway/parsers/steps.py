@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple, TypeVar
 
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 
 from .base import MAX_LAYOUT
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
-from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.parsers.base import MarkerScanner
 
 from .base import MAX_LAYOUT, Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 from .schema import Types, json_text

@@ -25,11 +25,11 @@ from surestep_gateway.parsers import (
     ReasoningParser,
 )
 from surestep_gateway.parsers.harmony import HarmonyParser
+from surestep_gateway.request.prepared import PreparedRequest
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 
-from .prompts import PreparedRequest
 from .protocol import (
     AllowedToolChoice,
     ChatBody,
@@ -155,12 +155,16 @@ def _must_call(request: ChatRequest) -> bool:
 
 def wanted_output(processor: TextProcessor, request: GenerationBody) -> Wanted | None:
     """Return what a request asks of its output, None if nothing. Raise InvalidRequest."""
+    budget = _thinking_budget(processor.settings, request)
+    asked = any(getattr(request, name) is not None for name in StructuredBody.model_fields)
+    calls = isinstance(request, ChatRequest) and constrains_calls(request)
+    if not asked and not calls and budget is None:
+        return None
     style = processor.settings.structured_outputs().style()
     content = content_language(request, style, processor.tokenizer.in_grammars)
     tools = None
-    if isinstance(request, ChatRequest) and (content is not None or constrains_calls(request)):
+    if isinstance(request, ChatRequest) and (content is not None or calls):
         tools = _wanted_tools(request, style._replace(additional_properties=False))
-    budget = _thinking_budget(processor.settings, request)
     return Wanted(content, tools, budget) if (content, tools, budget) != (None,) * 3 else None
 
 

@@ -17,7 +17,19 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.grammars.reasoning import Wanted
 from surestep_gateway.request.parse import refuse_unsupported
-from surestep_gateway.request.sampling import bad_words, total_chars
+from surestep_gateway.request.prepared import (
+    PreparedRequest,
+    Prompt,
+    bad_words,
+    bounded_text,
+    completion_prompt,
+    fit_prompt,
+    ids_and_texts,
+    kept_part,
+    packed,
+    sampling_params,
+    total_chars,
+)
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.service import Draft
 from surestep_gateway.text.text_processor import TextProcessor
@@ -33,7 +45,6 @@ from .output_format import (
     wanted_output,
 )
 from .parse import parse
-from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
 from .protocol import (
     ChatRequest,
     CompletionRequest,
@@ -41,7 +52,6 @@ from .protocol import (
     TemplateFields,
 )
 from .render import answering_role, begun, echoed, render_chat
-from .sampling import fit_prompt, kept_part, sampling_params
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
 INLINE_BAD_WORD_CHARS = 1024  # of all of them
@@ -145,7 +155,7 @@ def check_countable(text: str, param: str, processor: TextProcessor, info: Sched
 
 def check_model(settings: GatewaySettings, name: str | None) -> None:
     """Raise NotFound for a model that is not served."""
-    if name is not None and name not in settings.model_names():
+    if name is not None and name not in settings.model_names:
         raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 

@@ -1,6 +1,6 @@
 """Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
 
-Ranges that do not depend on the model are declared here; `sampling.py` checks the rest. Types are
+Ranges that do not depend on the model are declared here; `prepared.py` checks the rest. Types are
 strict: a number in quotes is refused, and a fraction where an integer is meant. Unknown names are
 accepted, and logged at DEBUG.
 
@@ -10,9 +10,11 @@ checked, because every problem that is found is an object, and a body can have m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
 
+import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -346,3 +348,11 @@ class CompletionRequest(CompletionBody):
         ],
         Discriminator(kind_of_prompt),
     ]
+
+
+def json_text(value: Any) -> bytes:
+    """Return the JSON text of a value from a request, whose integers may have any size."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # more than 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -61,6 +61,7 @@ class GenerateCall:
         self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # while it is being read
+        self._closed = False
         self._following = tasks.create_task(self._follow())
 
     async def read(self, due: float) -> pb.GenerateChunk:
@@ -124,8 +125,9 @@ class GenerateCall:
                 self.put(chunk)
         except grpc.aio.AioRpcError as error:
             self.fail(_as_clients_know(from_rpc_error(error)), num_delivered(error))
-        except asyncio.CancelledError:  # the channel is closed, if not the call
-            self.fail(ConnectionLost("the call was cancelled"))
+        except asyncio.CancelledError:
+            if not self._closed:  # but the channel is
+                self.fail(ConnectionLost("the call was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader gets it
             self.fail(error)
@@ -149,6 +151,7 @@ class GenerateCall:
 
     def close(self) -> None:
         """Abort the request unless it is over."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._following.cancel()

@@ -9,19 +9,18 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from surestep_common import addresses, tracing
-from surestep_common.cache_owner import cache_root
+from surestep_common import tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
+from surestep_common.tenants import cache_root
 from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
 from surestep_gateway.auth.api_keys import ANYBODY, Tenant
-from surestep_gateway.schedulers.pool import Siblings, prefix_key
+from surestep_gateway.schedulers.pool import LossHistory, Siblings, prefix_key
 from surestep_gateway.settings.config import GatewaySettings
 
 from .generate_call import GenerateCall
-from .losses import LossHistory
 from .pool import SchedulerPool
 from .scheduler_client import GENERATE, SchedulerClient
 
@@ -230,7 +229,7 @@ class ResumableStream:
 
     def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
         """Return a span for a call, linked to that of the call which it resumes."""
-        host, port = addresses.split(scheduler.address)
+        host, port = scheduler.host_and_port
         self._span = tracing.current.get().child(
             GENERATE,
             SpanKind.CLIENT,

@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     FilePath,
     PositiveFloat,
+    PositiveInt,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -20,7 +21,8 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common import addresses
-from surestep_common.config import Names, Secrets, split_names
+from surestep_common.access import PeerSettings
+from surestep_common.config import Names, Secrets, Size, split_names
 from surestep_common.gguf import ModelPath
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
@@ -33,21 +35,138 @@ from surestep_gateway.parsers import (
     TOOL_PARSERS,
 )
 from surestep_gateway.settings.api_settings import (
+    ApiSettings,
     HfOverrides,
     PoolerConfig,
     StoreSettings,
     check_keys,
 )
 
-from .api_settings import ApiSettings
-from .http_settings import HttpSettings
-from .limit_settings import LimitSettings
-
 SchedulerUrls = Annotated[
     tuple[Annotated[str, AfterValidator(addresses.check)], ...],
     NoDecode,
     BeforeValidator(split_names),
 ]
+
+
+class HttpSettings(PeerSettings):
+    """Settings of the HTTP server: where it listens, its certificates, and other origins."""
+
+    host: str = Field("127.0.0.1", description="address the HTTP server listens on")
+    port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
+    uds: Path | None = Field(
+        None, description="Unix socket the HTTP server listens on, in place of host and port"
+    )
+    root_path: str = Field(
+        "", pattern="^(/.*[^/])?$", description="path under which a proxy serves the API, e.g. /llm"
+    )
+    ssl_certfile: FilePath | None = Field(
+        None, description="PEM file: certificate of the HTTP server, which then speaks HTTPS only"
+    )
+    ssl_keyfile: FilePath | None = Field(
+        None, description="PEM file: private key of that certificate"
+    )
+    ssl_ca_certs: FilePath | None = Field(
+        None, description="PEM file: authorities whose certificates clients may show"
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = needed, except "
+        "for health checks",
+    )
+    ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
+    allowed_origins: Names = Field(
+        (), description="origins whose pages may use the API in a browser (CORS); * = all"
+    )
+    allowed_methods: Names = Field(("*",), description="methods that they may use")
+    allowed_headers: Names = Field(("*",), description="headers that they may send")
+    allow_credentials: bool = Field(
+        False, description="let their browsers send cookies and client certificates"
+    )
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_ciphers):
+            raise ValueError("--ssl-ca-certs and --ssl-ciphers need --ssl-certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs")
+        if self.uds is not None and self.ssl_certfile is not None:
+            raise ValueError("--uds and --ssl-certfile exclude each other")
+        return self
+
+
+class LimitSettings(PeerSettings):
+    """Settings that bound what a client may cost, and how long anything may take."""
+
+    max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
+    max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
+    max_body_bytes: Size = Field(32 << 20, description="largest request body")
+    max_total_body_bytes: Size | None = Field(
+        None,
+        description="bytes of request bodies in memory, less 64 KiB of each; default: 1 GiB, at "
+        "most a quarter of the memory",
+    )
+    max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
+    max_connections: PositiveInt = Field(
+        1 << 14, description="open connections; fewer where there are not as many descriptors"
+    )
+    max_concurrent_requests: PositiveInt = Field(
+        1024, description="generation requests open at once; more are answered with 429"
+    )
+    text_processes: PositiveInt = Field(
+        4,
+        description="most processes that prepare large requests, unusual ones and grammars",
+    )
+    text_memory_bytes: Size = Field(
+        2 << 30, description="memory that a text process may take over a request"
+    )
+    timeout_keep_alive: PositiveInt = Field(
+        75,
+        description="seconds an idle connection stays open; keep it above the load "
+        "balancer's, often 60",
+    )
+    body_timeout_s: PositiveFloat = Field(
+        30.0,
+        description="seconds in which a request body must arrive; see --min-body-rate",
+    )
+    send_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds a client may leave what is sent to it unread"
+    )
+    sse_keep_alive_interval: float = Field(
+        15.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds of silence after which a stream sends a ping; 0: never",
+    )
+    request_timeout_s: PositiveFloat = Field(
+        600.0, description="seconds a request may take as a whole"
+    )
+    first_token_timeout_s: PositiveFloat = Field(
+        300.0, description="seconds until the first token of a sequence"
+    )
+    inter_token_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds between two tokens of a sequence"
+    )
+    resume_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds to wait for a lost scheduler before open requests fail"
+    )
+    admission_timeout_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds a new request waits for a scheduler; they begin anew when a "
+        "drain has ended",
+    )
+    drain_timeout_s: float = Field(60.0, ge=0, description="seconds for open requests on SIGTERM")
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which new requests are still served, before "
+        "--drain-timeout-s begins",
+    )
 
 
 def _choices(registry: Registry[Any]) -> str:
@@ -192,8 +311,9 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
         key = self.admin_api_key
         return ApiKeys(plain_keys([key] if key is not None else []))
 
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
-        """Return the names that requests may use; responses carry the first."""
+        """The names that requests may use; responses carry the first."""
         return self.served_model_name or (_name_of(self.model.resolve()),)
 
 

@@ -62,7 +62,7 @@ class TextProcessor:
         starts.
         """
         settings = self.settings.model_dump(mode="json", include=_NEEDED)
-        settings["served_model_name"] = self.settings.model_names()
+        settings["served_model_name"] = self.settings.model_names
         return [
             orjson.dumps(settings),
             self.tokenizer.definition.encode(),

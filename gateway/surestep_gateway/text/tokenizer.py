@@ -7,6 +7,7 @@ loads torch.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 
 import orjson
 from surestep_common.errors import InvalidRequest
-from surestep_common.model_files import read
+from surestep_common.model_files import read, read_json
 from tokenizers import Tokenizer as RustTokenizer
 
-from .special_tokens import NamedTokenizer, SpecialTokens
-from .text_bounds import longest_token, solid_length, swallows_space
+from surestep_gateway.text.special_tokens import NamedTokenizer, SpecialTokens
+from surestep_gateway.text.text_bounds import longest_token, solid_length, swallows_space
+
+logger = logging.getLogger(__name__)
 
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json")  # of tokenizers
 
@@ -246,3 +249,33 @@ def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()
+
+
+def check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raise InvalidRequest when ordinary tokens of the tokenizer are outside the model's
+    vocabulary.
+
+    Added tokens beyond it, which fine-tunes leave behind, cause a warning: requests that contain
+    one will be refused.
+    """
+    size = _vocabulary_of(folder / "config.json")
+    if size is None:
+        return
+    if tokenizer.base_size > size:
+        raise InvalidRequest(
+            f"{folder / 'tokenizer.json'} has {tokenizer.base_size} tokens, but the vocabulary of "
+            f"the model in {folder / 'config.json'} has {size}"
+        )
+    if tokenizer.size > size:
+        count = tokenizer.size - size
+        logger.warning("%d added tokens are beyond the model's vocabulary of %d", count, size)
+
+
+def _vocabulary_of(path: Path) -> int | None:
+    """Return the vocabulary size in config.json; None if unreadable, which the worker reports."""
+    try:
+        config: Any = read_json(path)
+        size = config.get("text_config", config).get("vocab_size")
+    except (InvalidRequest, AttributeError):
+        return None
+    return size if isinstance(size, int) else None

@@ -3,7 +3,7 @@
     key[0] = H(owner, salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
 
 A key therefore names the whole prefix up to and including its block. Owner and
-salt keep apart what must not be found by others: see surestep_common.cache_owner.
+salt keep apart what must not be found by others: see surestep_common.tenants.
 Where what is computed of a token depends on more than the tokens before it, the key names that too:
 how many leading tokens went in chunks, in the keys of blocks that reach beyond them. And where a
 drafter's row of a position, which lies in the block too, is made of the token behind it, the key

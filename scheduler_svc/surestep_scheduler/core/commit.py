@@ -15,12 +15,13 @@ from surestep_common.invariants import (
     LedgerError,
     check_digests,
     check_drafter_faults,
+    check_result_rows,
     check_step,
+    drafter_watermark,
     folded_length,
     require,
 )
-from surestep_common.plan_rows import check_result_rows, drafter_watermark
-from surestep_common.sampling_ranges import shapes_logits
+from surestep_common.sampling import shapes_logits
 
 from surestep_scheduler.cache import prefix
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import IntArray
-from surestep_common.plan_rows import PlanRows, ResultRows
+from surestep_common.invariants import IntArray, PlanRows, ResultRows
 
 from surestep_scheduler.speculation.learnt_costs import Took
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import POOL, BoolArray, IntArray, LedgerError
-from surestep_common.plan_rows import PlanRows, ResultRows
+from surestep_common.invariants import POOL, BoolArray, IntArray, LedgerError, PlanRows, ResultRows
 
 from .messages import Outcome, Plan
 from .sequence import Tenancy

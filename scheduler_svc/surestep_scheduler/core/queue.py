@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from surestep_common.errors import QueueFull
-from surestep_common.fair_bound import may_enter
+from surestep_common.tenants import may_enter
 
 from .limits import Limits
 from .sequence import Sequence

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
-from surestep_common.cache_owner import cache_root
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import LABEL_LOGITS, MEAN
-from surestep_common.sampling_ranges import check_vocab
+from surestep_common.sampling import check_vocab
+from surestep_common.tenants import cache_root
 
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import PrefixChain

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-from surestep_common.invariants import IntArray, LedgerError
-from surestep_common.plan_rows import PlanRows, ResultRows
+from surestep_common.invariants import IntArray, LedgerError, PlanRows, ResultRows
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
-from surestep_common.cache_owner import cache_root
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -18,6 +17,7 @@ from surestep_common.errors import (
     kind_of_code,
 )
 from surestep_common.rpc import connect, translate_errors
+from surestep_common.tenants import cache_root
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 from surestep_proto.worker_pb2_grpc import WorkerStub

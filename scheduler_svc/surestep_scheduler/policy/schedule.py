@@ -19,8 +19,10 @@ from surestep_common.invariants import (
     PREFILL_LAST,
     VERIFY,
     IntArray,
+    KnownSlots,
+    PlanRows,
+    check_plan_rows,
 )
-from surestep_common.plan_rows import KnownSlots, PlanRows, check_plan_rows
 
 from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy

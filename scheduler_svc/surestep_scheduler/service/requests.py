@@ -23,8 +23,7 @@ from surestep_common.request_bounds import (
     check_name,
     check_prompt_logprobs,
 )
-from surestep_common.sampling_defaults import SHAPING
-from surestep_common.sampling_ranges import check_sampling, check_vocab
+from surestep_common.sampling import SHAPING, check_sampling, check_vocab
 from surestep_proto import sampling_pb2, scheduler_pb2
 from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams

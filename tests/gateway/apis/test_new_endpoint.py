@@ -12,10 +12,10 @@ from starlette.responses import Response
 from support.processes.gateway_stack import Paused, Stack, StartStack
 from support.processes.trace_collector import collecting
 from surestep_gateway import app
-from surestep_gateway.apis.middleware import body_of
 from surestep_gateway.apis.openai.routes import OpenAIRoutes
-from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
-from surestep_gateway.http.admission import Access
+from surestep_gateway.apis.requests import body_of
+from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body, Natural, Positive

@@ -6,8 +6,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from surestep_gateway.apis.route import RuledRoute, Rules
-from surestep_gateway.http.admission import NO_ROUTE, Access
+from surestep_gateway.http.admission import NO_ROUTE, Access, RuledRoute, Rules
 
 
 async def handler(request: Request) -> Response:

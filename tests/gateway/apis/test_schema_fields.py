@@ -16,7 +16,7 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.apis.embeddings.body import EmbeddingRequest
-from surestep_gateway.apis.openai.tokenize import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from surestep_gateway.apis.openai.job import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from surestep_gateway.request.parse import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 

@@ -17,7 +17,7 @@ from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import StructuredBody
 from surestep_gateway.grammars.reasoning import Format, Wanted, constraint
 from surestep_gateway.parsers import REASONING_PARSERS
-from surestep_gateway.request.sampling import bad_words
+from surestep_gateway.request.prepared import bad_words
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 

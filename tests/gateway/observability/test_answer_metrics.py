@@ -20,7 +20,7 @@ from surestep_common.errors import (
     QueueFull,
     SurestepError,
 )
-from surestep_gateway.observability.answer_metrics import Labels
+from surestep_gateway.observability.clients import Labels
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
-from surestep_gateway.observability.token_histogram import TokenHistogram
+from surestep_gateway.observability.clients import TokenHistogram
 
 BOUNDS = (0.001, 0.0025, 0.5, 1.0, 80.0)
 LABELS = {"model_name": "m", "engine": "0"}

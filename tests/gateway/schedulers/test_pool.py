@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_common.cache_owner import cache_root
+from surestep_common.tenants import cache_root
 from surestep_gateway.schedulers.pool import RoutingCandidate, choose, prefix_key
 
 IDS = st.lists(st.integers(0, 300_000), max_size=300)

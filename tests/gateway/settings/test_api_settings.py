@@ -163,10 +163,10 @@ async def test_usage_that_nobody_asked_for(start_stack: StartStack) -> None:
 async def test_requests_in_the_log(
     start_stack: StartStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "surestep_gateway.generation.request_log")
+    caplog.set_level(logging.DEBUG, "surestep_gateway.generation.request_records")
 
     def lines() -> list[str]:
-        return [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
+        return [r.getMessage() for r in caplog.records if r.name.endswith("request_records")]
 
     stack = await start_stack(enable_log_requests=True, max_log_len=20)
     text = "one two three four five six seven"

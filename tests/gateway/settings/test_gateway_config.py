@@ -12,8 +12,8 @@ def settings(**values: object) -> GatewaySettings:
 
 
 def test_the_folder_names_the_model() -> None:
-    assert settings().model_names() == ("tiny",)
-    assert settings(served_model_name="a, b").model_names() == ("a", "b")
+    assert settings().model_names == ("tiny",)
+    assert settings(served_model_name="a, b").model_names == ("a", "b")
 
 
 def test_a_model_in_a_cache_of_the_hub_is_named_by_its_id(tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_a_model_in_a_cache_of_the_hub_is_named_by_its_id(tmp_path: Path) -> Non
     snapshot.mkdir(parents=True)
     link = tmp_path / "served"
     link.symlink_to(snapshot)
-    assert settings(model=link).model_names() == ("Qwen/Qwen3-0.6B",)
-    assert settings(model=snapshot.parent).model_names() == ("snapshots",)
+    assert settings(model=link).model_names == ("Qwen/Qwen3-0.6B",)
+    assert settings(model=snapshot.parent).model_names == ("snapshots",)
 
 
 @pytest.mark.parametrize("given", ["k1,k2", '["k1", "k2"]', ["k1", "k2"]])

@@ -14,10 +14,8 @@ from surestep_common.invariants import (
     PREFILL_LAST,
     VERIFY,
     IntArray,
-    LedgerError,
-)
-from surestep_common.plan_rows import (
     KnownSlots,
+    LedgerError,
     PlanRows,
     ResultRows,
     check_plan_rows,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
-from surestep_common.invariants import DECODE, VERIFY, LedgerError
-from surestep_common.plan_rows import PlanRows, drafter_watermark
+from surestep_common.invariants import DECODE, VERIFY, LedgerError, PlanRows, drafter_watermark
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule

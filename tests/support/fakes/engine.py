@@ -21,14 +21,12 @@ from surestep_common.invariants import (
     PREFILL_LAST,
     VERIFY,
     IntArray,
-    check_step,
-)
-from surestep_common.plan_rows import (
     KnownSlots,
     PlanRows,
     ResultRows,
     check_plan_rows,
     check_result_rows,
+    check_step,
 )
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb

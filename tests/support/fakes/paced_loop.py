@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from surestep_common.plan_rows import ResultRows
+from surestep_common.invariants import ResultRows
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
-from surestep_common.invariants import IntArray, require
-from surestep_common.plan_rows import KnownSlots, PlanRows, check_plan_rows
+from surestep_common.invariants import IntArray, KnownSlots, PlanRows, check_plan_rows, require
 from surestep_common.request_bounds import check_labels
-from surestep_common.sampling_ranges import check_sampling, check_vocab
+from surestep_common.sampling import check_sampling, check_vocab
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 

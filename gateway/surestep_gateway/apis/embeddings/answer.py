@@ -25,8 +25,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin, most_open
-from surestep_gateway.generation.request_log import log_body
-from surestep_gateway.generation.request_spans import PROVIDER, ending
+from surestep_gateway.generation.request_records import PROVIDER, ending, log_body
 from surestep_gateway.generation.sequence import first_error
 from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
@@ -112,7 +111,7 @@ class Embedding:
         self._pooling = LABEL_LOGITS if prepared.label_ids else config.pooling
         self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
-        self.model = prepared.body.model or gateway.settings.model_names()[0]
+        self.model = prepared.body.model or gateway.settings.model_names[0]
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         self._call_id = f"{self.id}-{secrets.token_hex(4)}"
         self._tenant = origin.caller.tenant(prepared.body.user)

@@ -10,8 +10,14 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.request.parse import parse, refuse_for_embeddings
 from surestep_gateway.request.prepare import INLINE_PROMPTS, MAX_SENT_IDS, check_model
-from surestep_gateway.request.prompts import bounded_text, ids_and_texts, packed
-from surestep_gateway.request.sampling import beyond_context, check_vocab, kept_part
+from surestep_gateway.request.prepared import (
+    beyond_context,
+    bounded_text,
+    check_vocab,
+    ids_and_texts,
+    kept_part,
+    packed,
+)
 from surestep_gateway.text.service import Draft
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts

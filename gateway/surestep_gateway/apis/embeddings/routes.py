@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
-from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Access
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.text.service import Job
 
 from .answer import Embedding, log_embedding

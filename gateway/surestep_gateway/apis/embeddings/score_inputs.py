@@ -15,7 +15,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.request.parse import parse, refuse_for_embeddings
 from surestep_gateway.request.prepare import check_model
-from surestep_gateway.request.prompts import bounded_text
+from surestep_gateway.request.prepared import bounded_text
 from surestep_gateway.request.protocol import TemplateFields
 from surestep_gateway.request.render import RenderedChat, render_chat
 from surestep_gateway.text.service import Draft

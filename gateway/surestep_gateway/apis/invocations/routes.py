@@ -14,9 +14,9 @@ from surestep_gateway.apis.embeddings.routes import EmbeddingRoutes
 from surestep_gateway.apis.openai.job import CHAT, COMPLETION
 from surestep_gateway.apis.openai.routes import OpenAIRoutes
 from surestep_gateway.apis.requests import deadline_of, prepare
-from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Access
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 
 from .job import INVOCATION

@@ -11,11 +11,11 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.apis.conversation import Conversation, Json, shared_fields
-from surestep_gateway.request.messages import result_part
 from surestep_gateway.request.parse import parse, parse_fields, refuse_in_messages
 from surestep_gateway.request.prepare import chat_texts, check_model, draft_chat_request
-from surestep_gateway.request.prompts import PreparedRequest, dump_prepared, load_prepared
+from surestep_gateway.request.prepared import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.request.protocol import ChatRequest
+from surestep_gateway.request.render import result_part
 from surestep_gateway.text.service import Draft, Job, dump_bytes, load_bytes
 from surestep_gateway.text.text_processor import TextProcessor
 

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
-from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
-from surestep_gateway.generation.request_log import log_request
-from surestep_gateway.http.admission import Access
+from surestep_gateway.generation.request_records import log_request
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.request.parse import renamed
 

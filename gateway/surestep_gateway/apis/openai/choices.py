@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from surestep_proto.sampling_pb2 import LogprobColumns
@@ -42,7 +43,7 @@ from surestep_gateway.parsers import (
     coalesce,
     content_of,
 )
-from surestep_gateway.request.prompts import Prompt
+from surestep_gateway.request.prepared import Prompt
 
 _MANY_EVENTS = 512  # are made fewer before there are more
 
@@ -157,19 +158,33 @@ class ChoiceBuilder(Protocol):
         """Return further keys of the whole object and of the first chunk."""
 
 
-class ChatChoices:
+class _Choices:
+    """Common part of both formats."""
+
+    def __init__(self, gateway: Gateway, generation: Generation) -> None:
+        self._gateway = gateway
+        self._generation = generation
+        self._token_ids = bool(generation.body.return_token_ids)
+        self._drafted = wants_drafted(generation.body)
+        self._every_token = self._token_ids or self._drafted  # also those without text
+
+    @cached_property
+    def _speller(self) -> TokenSpeller:
+        as_ids = self._generation.body.return_tokens_as_token_ids
+        if as_ids is None:
+            as_ids = self._gateway.settings.return_tokens_as_token_ids
+        return TokenSpeller(self._gateway.tokenizer, as_ids=as_ids)
+
+
+class ChatChoices(_Choices):
     """/v1/chat/completions"""
 
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
-        self._generation = generation
+        super().__init__(gateway, generation)
         self._role = generation.role
-        self._speller = _speller(gateway, generation)
-        self._token_ids = bool(generation.body.return_token_ids)
-        self._drafted = wants_drafted(generation.body)
-        self._every_token = self._token_ids or self._drafted  # also those without text
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
@@ -194,7 +209,9 @@ class ChatChoices:
             choice["token_ids"] = list(delta.token_ids)
         if self._drafted:
             choice["drafted"] = delta.each_drafted
-        return choice | violations_shown(delta.violations)
+        if delta.violations is not None:
+            choice |= violations_shown(delta.violations)
+        return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
         lists = GrowingLists()
@@ -239,21 +256,16 @@ class ChatChoices:
         return [event for event in events if not isinstance(event, Reasoning)]
 
 
-class CompletionChoices:
+class CompletionChoices(_Choices):
     """/v1/completions"""
 
     name = chunk_name = "text_completion"
 
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
-        self._generation = generation
-        self._speller = _speller(gateway, generation)
-        self._tokenizer = gateway.tokenizer
+        super().__init__(gateway, generation)
         self._new_detokenizer: Callable[[Sequence[int]], Detokenizer] = lambda prompt_ids: (
             detokenizer(gateway, generation.body, prompt_ids)
         )
-        self._token_ids = bool(generation.body.return_token_ids)
-        self._drafted = wants_drafted(generation.body)
-        self._every_token = self._token_ids or self._drafted  # also those without text
         self._echo = bool(getattr(generation.body, "echo", None))
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -279,7 +291,9 @@ class CompletionChoices:
                 choice["prompt_token_ids"] = list(self._generation.prompt_of(sequence).token_ids)
         if self._drafted:
             choice["drafted"] = delta.each_drafted
-        return choice | violations_shown(delta.violations)
+        if delta.violations is not None:
+            choice |= violations_shown(delta.violations)
+        return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
         """Return those of the echoed prompt."""
@@ -287,7 +301,7 @@ class CompletionChoices:
         lists.extend(self._build(sequence, []))
         if self._echo and sequence.journal.sampling.want_logprobs:
             prompt = self._generation.prompt_of(sequence)
-            text = TextOfClient(prompt.text or "", self._tokenizer)
+            text = TextOfClient(prompt.text or "", self._gateway.tokenizer)
             builder = CompletionLogprobs(self._speller, text)
             lists.extend(builder.build(prompt.token_ids[:1]))
             for part in position_slices(sequence.prompt_logprobs or LogprobColumns()):
@@ -371,10 +385,3 @@ async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJ
         lists.extend({"all": prompt_logprobs(part, speller.text)})
         await asyncio.sleep(0)
     return lists.finish()["all"]
-
-
-def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:
-    as_ids = generation.body.return_tokens_as_token_ids
-    if as_ids is None:
-        as_ids = gateway.settings.return_tokens_as_token_ids
-    return TokenSpeller(gateway.tokenizer, as_ids=as_ids)

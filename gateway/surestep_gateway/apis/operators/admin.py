@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from surestep_common.errors import NotFound, SurestepError, Unauthenticated
 
-from surestep_gateway.apis.middleware import body_of
-from surestep_gateway.apis.route import DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.requests import body_of
+from surestep_gateway.apis.route import DescribedRoute, Description
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Access
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerStatus
 
-from surestep_gateway.observability.client_history import ClientHistory
+from surestep_gateway.observability.clients import ClientHistory
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 

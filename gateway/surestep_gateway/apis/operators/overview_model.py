@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats
 
-from surestep_gateway.observability.client_history import ClientsView
+from surestep_gateway.observability.clients import ClientsView
 from surestep_gateway.observability.step_metrics import drafted_at
 from surestep_gateway.schedulers.history import HistoryView, OutageView
 

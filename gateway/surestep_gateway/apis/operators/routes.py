@@ -17,9 +17,9 @@ from starlette.responses import Response
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.release import package_version
 
-from surestep_gateway.apis.route import DescribedRoute, Description, RuledRoute
+from surestep_gateway.apis.route import DescribedRoute, Description
 from surestep_gateway.context import Gateway
-from surestep_gateway.http.admission import Access
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
@@ -113,7 +113,7 @@ class OperatorRoutes:
 
     async def home(self, request: Request) -> Response:
         """Describe this server as an HTML page."""
-        names = self._gateway.settings.model_names()
+        names = self._gateway.settings.model_names
         return home_page(self._version, names, self._state(), self._root, self._hidden)
 
     async def docs(self, request: Request) -> Response:
@@ -186,7 +186,7 @@ class OperatorRoutes:
             address=self._address,
             state=self._state(),
             version=self._version,
-            models=list(self._gateway.settings.model_names()),
+            models=list(self._gateway.settings.model_names),
             open_requests=self._gateway.admission.num_open,
         )
 

@@ -14,10 +14,10 @@ from surestep_gateway.apis.conversation import Block, Blocks, Change, Closed, Ki
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import COMMENT, Interrupted, Pieces, named_event
 from surestep_gateway.generation.generation import Generation
-from surestep_gateway.generation.json_text import json_text
 from surestep_gateway.generation.schema_check import violations_shown
 from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.http.errors import error_body
+from surestep_gateway.request.protocol import json_text
 from surestep_gateway.text.wire import framed
 
 from .items import item_id

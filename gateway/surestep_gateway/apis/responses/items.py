@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from surestep_common.errors import NotFound
 
 from surestep_gateway.apis.conversation import INSTRUCTING, Conversation, Json
-from surestep_gateway.request.messages import result_part, text_part
 from surestep_gateway.request.protocol import Body, Name, unsupported
+from surestep_gateway.request.render import result_part, text_part
 
 from .tools import SEARCH, Offer, Tool, Tools, arguments_of, chat_name, found_tools
 

@@ -13,11 +13,10 @@ from surestep_common.errors import InvalidRequest, NotFound, PreviousNotFound
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.apis.conversation import Json, shared_fields
-from surestep_gateway.generation.json_text import json_text
 from surestep_gateway.request.parse import parse, parse_fields, refuse_in_responses, renamed
 from surestep_gateway.request.prepare import draft_chat_request
-from surestep_gateway.request.prompts import PreparedRequest, dump_prepared, load_prepared
-from surestep_gateway.request.protocol import ChatRequest
+from surestep_gateway.request.prepared import PreparedRequest, dump_prepared, load_prepared
+from surestep_gateway.request.protocol import ChatRequest, json_text
 from surestep_gateway.text.service import Draft, Job
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts

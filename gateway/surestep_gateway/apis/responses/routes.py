@@ -20,21 +20,14 @@ from surestep_common.errors import (
     UnsupportedParameter,
 )
 
-from surestep_gateway.apis.middleware import body_of
-from surestep_gateway.apis.requests import deadline_of, origin_of, prepare_bytes
-from surestep_gateway.apis.route import (
-    COUNTED_ERRORS,
-    DescribedRoute,
-    Description,
-    Parameter,
-    RuledRoute,
-)
+from surestep_gateway.apis.requests import body_of, deadline_of, origin_of, prepare_bytes
+from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, Parameter
 from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
-from surestep_gateway.generation.request_log import log_request
-from surestep_gateway.http.admission import Access
+from surestep_gateway.generation.request_records import log_request
+from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.bodies import JsonPieces
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.request.parse import renamed

@@ -6,7 +6,7 @@ import pytest
 from support.checkpoints.tokenizer_kinds import KINDS
 from support.fakes.scheduler import default_info
 from surestep_gateway.apis.openai.logprobs import CompletionLogprobs, TextOfClient, TokenSpeller
-from surestep_gateway.request.prompts import completion_prompt
+from surestep_gateway.request.prepared import completion_prompt
 from surestep_gateway.request.protocol import CompletionRequest
 from surestep_gateway.text.tokenizer import Tokenizer
 

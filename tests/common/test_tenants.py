@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from surestep_common.fair_bound import may_enter
+from surestep_common.tenants import may_enter
 
 
 def test_a_share_of_a_full_queue_is_there_for_everybody() -> None:

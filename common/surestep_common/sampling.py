@@ -1,4 +1,7 @@
-"""Ranges of sampling parameters, checked by the scheduler and once more by every rank."""
+"""Sampling parameters of requests: ranges, defaults, and the seeds of siblings.
+
+The scheduler checks the ranges, and every rank once more.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
 
 from .errors import InvalidRequest
 from .request_bounds import (
@@ -20,6 +23,19 @@ from .request_bounds import (
 )
 
 MAX_LOGPROBS = 128  # alternatives per token
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+# Fields of SamplingParams that a model may have defaults for.
+SHAPING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_DIGITS = 6  # that a number keeps on the wire, in single precision
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -89,3 +105,29 @@ def check_vocab(param: str, ids: Sequence[int] | Any, vocab_size: int) -> None:
     highest = int(np.asarray(ids).max(initial=0))
     if highest >= vocab_size:
         raise InvalidRequest(f"{param}: token id {highest} is not in the vocabulary", param=param)
+
+
+def neutral() -> SamplingDefaults:
+    """Return values that leave the model's own distribution alone."""
+    return SamplingDefaults(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+
+
+def shown(defaults: SamplingDefaults) -> dict[str, float]:
+    """Return what people and clients are shown; lengths that are not set are left out."""
+    values = {name: round(getattr(defaults, name), _DIGITS) for name in SHAPING}
+    lengths = {name: getattr(defaults, name) for name in ("max_tokens", "max_tokens_limit")}
+    return values | {name: length for name, length in lengths.items() if length}
+
+
+def sibling_seed(seed: int, sibling: int) -> int:
+    """Return the seed of sequence `sibling` of a request: its own stream of noise.
+
+    Sibling 0 has the request's seed, sibling i the i-th output of splitmix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", 2014) started there.
+    """
+    if sibling == 0:
+        return seed & _MASK64
+    z = (seed + sibling * _GOLDEN) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)

@@ -1,29 +1,69 @@
-"""Trace spans of requests, with OpenTelemetry's names for generative AI.
+"""Records of requests for operators: log lines where they are enabled, and trace spans.
 
-Where vLLM uses another name for an attribute, that name is set as well.
+Spans have OpenTelemetry's names for generative AI. Where vLLM uses another name for an attribute,
+that name is set as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import orjson
 from starlette.types import Scope
 from surestep_common import tracing
 from surestep_common.errors import Cancelled
 from surestep_common.tracing import Span, Tracer, Value
 
-from surestep_gateway.request.protocol import ChatBody
+from surestep_gateway.context import Gateway
+from surestep_gateway.generation.generation import Generation, Origin
+from surestep_gateway.request.protocol import Body, ChatBody
 
-from .generation import Generation
+logger = logging.getLogger(__name__)
 
 PROVIDER = "surestep"
 _CARRIERS = (b"traceparent", b"tracestate")
+# Left out of a body: texts, which are in the prompt, and the salt, which must stay secret.
+_LEFT_OUT = {"messages", "prompt", "input", "tools", "documents", "cache_salt"}
 
 
-def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
+def log_request(gateway: Gateway, generation: Generation) -> None:
+    """Log a request that generates."""
+    ids = [prompt.token_ids for prompt in generation.prompts]
+    log_body(gateway, generation.id, generation.origin, generation.body, ids)
+
+
+def log_body(
+    gateway: Gateway,
+    name: str,
+    origin: Origin,
+    body: Body,
+    prompts: Sequence[Sequence[int]],
+) -> None:
+    """Log the parameters of a request, and at DEBUG its first prompt; cut at --max-log-len."""
+    if not gateway.settings.enable_log_requests:
+        return
+    limit = gateway.settings.max_log_len
+    fields = type(body).model_fields.keys() - _LEFT_OUT
+    asked = body.model_dump(mode="json", exclude_unset=True, include=fields)
+    logger.info(
+        "received %s from %s: prompts=%d tokens=%d %s",
+        name,
+        origin.caller.name,
+        len(prompts),
+        sum(map(len, prompts)),
+        orjson.dumps(asked).decode()[:limit],
+    )
+    if logger.isEnabledFor(logging.DEBUG):
+        ids = prompts[0][:limit]  # a token has a character or more
+        text = gateway.tokenizer.decode(list(ids), skip_special_tokens=False)
+        logger.debug("prompt of %s: %r", name, text[:limit])
+
+
+def begin_span(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
     """Begin the span of an HTTP request."""
     method, path, scheme = scope["method"], scope["path"], scope["scheme"]
     carrier = [(n.decode(), headers[n].decode("latin-1")) for n in _CARRIERS if n in headers]
@@ -36,7 +76,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
     return tracer.begin(f"{method} {path}", carrier, attributes=attributes)
 
 
-def answered(span: Span, status: int) -> None:
+def note_status(span: Span, status: int) -> None:
     """Record the status of the response on the span."""
     span.set({"http.response.status_code": status})
     if status >= tracing.SERVER_FAULT:
