@@ -11,9 +11,7 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
-from surestep_scheduler.cache.snapshots import SnapshotCache
-from surestep_scheduler.core.slots import Tables
-from surestep_scheduler.core.tenants import Tenants
+from surestep_scheduler.cache.prefix import SnapshotCache
 from surestep_scheduler.recovery.incidents import Replay
 from surestep_scheduler.recovery.poison import CANARY, NonFiniteWatch, PoisonSearch
 from surestep_scheduler.speculation.speculation import Speculation
@@ -21,11 +19,10 @@ from surestep_scheduler.speculation.speculation import Speculation
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
-from .lookup import Lookup, cached_prefix, fresh_blocks
 from .messages import Freed, Plan
-from .queue import WaitingQueue
+from .queue import Tenants, WaitingQueue
 from .sequence import Request, Sequence, Tenancy
-from .slots import SlotTable
+from .slots import Lookup, SlotTable, Tables, cached_prefix, fresh_blocks
 
 
 class SchedulerState:
@@ -243,8 +240,9 @@ class SchedulerState:
         oldest = self.in_flight.popleft()
         assert oldest is plan
         self.applied_step = plan.step
-        for ids in plan.snapshot_ids:
-            self.snapshots.release(ids)
+        if self.snapshots.num_ids:
+            for ids in plan.snapshot_ids:
+                self.snapshots.release(ids)
 
     def preempt(self, tenancy: Tenancy, *, displaced: bool = False) -> None:
         """Finish a tenancy; its request waits for a new one, with all its tokens.

@@ -11,9 +11,10 @@ from surestep_common.invariants import IntArray
 from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.engine.timeline import RecentSteps, StepTimes
 from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
-from surestep_scheduler.speculation.learnt_costs import Expected
+from surestep_scheduler.speculation.draft_length import Expected
+
+from .timeline import RecentSteps, StepTimes
 
 
 def classify(plan: Plan) -> StepClass:
