@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
@@ -12,17 +13,23 @@ from surestep_common.errors import InvalidRequest
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.prefix import SnapshotCache
-from surestep_scheduler.recovery.incidents import Replay
-from surestep_scheduler.recovery.poison import CANARY, NonFiniteWatch, PoisonSearch
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
 from .messages import Freed, Plan
+from .poison import CANARY, NonFiniteWatch, PoisonSearch
 from .queue import Tenants, WaitingQueue
 from .sequence import Request, Sequence, Tenancy
 from .slots import Lookup, SlotTable, Tables, cached_prefix, fresh_blocks
+
+
+class Replay(NamedTuple):
+    """Requests that a fence sends back to the queue."""
+
+    num_requests: int
+    num_tokens: int  # that they had, prompts included
 
 
 class SchedulerState:

@@ -11,10 +11,9 @@ from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Finish, Request
-from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.core.state import Replay, SchedulerState
 from surestep_scheduler.engine.wire import from_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.incidents import Replay
 
 STOP = 9
 VOCAB = 50
