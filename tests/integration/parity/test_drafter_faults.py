@@ -12,7 +12,7 @@ from support.parity.faulty_drafters import FAILURES
 from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.context import StepBatch
 from surestep_worker.models.eagle3.head import Eagle3Head
 
 KINDS = {

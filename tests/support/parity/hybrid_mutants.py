@@ -11,7 +11,7 @@ import pytest
 import torch
 from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.recurrent import RecurrentCache
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.context import StepBatch
 from surestep_worker.step import forward
 
 HYBRID_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}

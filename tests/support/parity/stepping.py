@@ -12,7 +12,7 @@ from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVSpec
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.models import Model
 from torch import Tensor
 
