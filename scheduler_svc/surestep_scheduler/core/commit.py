@@ -52,7 +52,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     state.counters.checked_digests += len(outcome.digests) - 1
     check_columns(plan, outcome, state.limits.vocab_size)
     rows = open_rows(state, plan, outcome)
-    _check_logprobs(outcome, rows)
+    _check_logprobs(state, outcome, rows)
     _settle_drafter(state, plan, outcome)
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
@@ -294,16 +294,16 @@ def _failure(non_finite: bool, seq: Sequence, grammar_fault: str) -> SurestepErr
     )
 
 
-def _check_logprobs(outcome: Outcome, rows: OpenRows) -> None:
+def _check_logprobs(state: SchedulerState, outcome: Outcome, rows: OpenRows) -> None:
     """Require the log-probabilities of each token, and of each position of a prompt, that its
     request asks for."""
-    last = (rows.planned.mode == PREFILL_LAST).tolist()
-    columns = rows.plan_row.tolist(), rows.result.n_emitted.tolist(), last
-    for tenancy, row, num_emitted, ends_prompt in zip(rows.tenancies, *columns, strict=True):
-        seq = tenancy.seq
+    for index in state.slots.scored[rows.slot].nonzero()[0].tolist():
+        tenancy, row = rows.tenancies[index], int(rows.plan_row[index])
+        seq, num_emitted = tenancy.seq, int(rows.result.n_emitted[index])
         if seq.request.want_logprobs:
             known = _num_scored(outcome.logprobs.get(row))
             _require_scores(tenancy, "tokens", num_emitted, known)
+        ends_prompt = rows.planned.mode[index] == PREFILL_LAST
         if seq.needs_prompt_logprobs and ends_prompt and num_emitted:
             known = _num_scored(seq.prompt_logprobs) + _num_scored(outcome.prompt_logprobs.get(row))
             _require_scores(tenancy, "a prompt's positions", seq.prompt_len - 1, known)
