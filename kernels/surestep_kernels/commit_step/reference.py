@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, Protocol
 
 import torch
+from surestep_common.invariants import IntArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,22 +22,22 @@ class StopIds(NamedTuple, Generic[Column]):
 
 
 class Report(NamedTuple):
-    """Report of a step on each row, as columns; the K + 1 tokens follow them."""
+    """Report of a step on each row, as the host reads it: columns, and K + 1 tokens behind them."""
 
-    len_before: Tensor  # i32[R]
-    n_drafts: Tensor
-    status: Tensor  # RowStatus
-    n_accepted: Tensor
-    n_emitted: Tensor
-    folded: Tensor  # tokens that the recurrent state holds afterwards
-    drafter_len: Tensor
-    tokens: Tensor  # i32[R, K+1] emitted ids, leading part
+    len_before: IntArray  # [R]
+    n_drafts: IntArray
+    status: IntArray  # RowStatus
+    n_accepted: IntArray
+    n_emitted: IntArray
+    folded: IntArray  # tokens that the recurrent state holds afterwards
+    drafter_len: IntArray
+    tokens: IntArray  # [R, K+1] emitted ids, leading part
 
     @classmethod
-    def of(cls, words: Tensor) -> Report:
-        """Return views of words i32[R, report_width(K)]."""
+    def of(cls, words: IntArray) -> Report:
+        """Return views of words [R, report_width(K)]."""
         columns = len(cls._fields) - 1
-        return cls._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
+        return cls._make((*words[:, :columns].T, words[:, columns:]))
 
 
 def report_width(num_drafts: int) -> int:
