@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, Protocol
 
 import torch
-from surestep_common.invariants import IntArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,23 +20,23 @@ class StopIds(NamedTuple, Generic[Column]):
     ids: Column  # i32[..]
 
 
-class Report(NamedTuple):
-    """Report of a step on each row, as the host reads it: columns, and K + 1 tokens behind them."""
+class Report(NamedTuple, Generic[Column]):
+    """Report of a step on each row, as columns; the K + 1 tokens follow them."""
 
-    len_before: IntArray  # [R]
-    n_drafts: IntArray
-    status: IntArray  # RowStatus
-    n_accepted: IntArray
-    n_emitted: IntArray
-    folded: IntArray  # tokens that the recurrent state holds afterwards
-    drafter_len: IntArray
-    tokens: IntArray  # [R, K+1] emitted ids, leading part
+    len_before: Column  # i32[R]
+    n_drafts: Column
+    status: Column  # RowStatus
+    n_accepted: Column
+    n_emitted: Column
+    folded: Column  # tokens that the recurrent state holds afterwards
+    drafter_len: Column
+    tokens: Column  # i32[R, K+1] emitted ids, leading part
 
     @classmethod
-    def of(cls, words: IntArray) -> Report:
-        """Return views of words [R, report_width(K)]."""
+    def of(cls, words: Tensor) -> Report:
+        """Return views of words i32[R, report_width(K)]."""
         columns = len(cls._fields) - 1
-        return cls._make((*words[:, :columns].T, words[:, columns:]))
+        return Report._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
 
 
 def report_width(num_drafts: int) -> int:

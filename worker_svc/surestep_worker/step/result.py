@@ -24,6 +24,8 @@ from .plan import Rows, SnapshotRequests, check_caught_up
 from .slots import Slots
 from .transfer import Download
 
+HostReport = Report[IntArray]
+
 
 class LaunchedStep(NamedTuple):
     """Step that the host keeps until its result."""
@@ -96,7 +98,8 @@ class Results:
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
         num_rows = len(launched.rows)  # followed by padding
-        report, rows = Report.of(packed[:num_rows].long().numpy()), launched.rows
+        rows, columns = launched.rows, Report.of(packed[:num_rows].long())
+        report = HostReport(*(column.numpy() for column in columns))
         begun = report.len_before
         check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=begun)
         pooled = launched.geometry.pooled
@@ -124,7 +127,7 @@ class Results:
             (before < requested.length) & (requested.length <= after[requested.slot])
         )
 
-    def _commit(self, step: int, launched: LaunchedStep, report: Report) -> None:
+    def _commit(self, step: int, launched: LaunchedStep, report: HostReport) -> None:
         slots, rows = self._slots, launched.rows
         slots.drafter_len[rows.slot] = report.drafter_len
         if self._drafting.has_state and not launched.drafter_skipped:
@@ -136,7 +139,7 @@ class Results:
         self._drafting.observe(rows, report.n_drafts, report.n_accepted)
 
     def _result(
-        self, plan: pb.StepPlan, launched: LaunchedStep, report: Report, fingerprint: int
+        self, plan: pb.StepPlan, launched: LaunchedStep, report: HostReport, fingerprint: int
     ) -> pb.StepResult:
         rows, slots = launched.rows, self._slots
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self._rank)
@@ -161,7 +164,7 @@ class Results:
 def _fill_logprobs(
     result: pb.StepResult,
     launched: LaunchedStep,
-    report: Report,
+    report: HostReport,
     scores: Sequence[torch.Tensor],
 ) -> None:
     """Fill in the log-probabilities that are reported of the step, if any are."""
@@ -171,7 +174,7 @@ def _fill_logprobs(
         launched.logprobs.fill(result, launched.geometry, *emitted, Score(*scores))
 
 
-def digest(report: Report, ids: IntArray, committed: IntArray, hidden_fingerprint: int) -> int:
+def digest(report: HostReport, ids: IntArray, committed: IntArray, hidden_fingerprint: int) -> int:
     """Hash tokens, counts, slot lengths after the step and final hidden states into 64 bits."""
     hasher = hashlib.blake2b(digest_size=8)
     for array in (report.n_drafts, report.status, report.n_accepted, committed):
@@ -181,7 +184,7 @@ def digest(report: Report, ids: IntArray, committed: IntArray, hidden_fingerprin
     return int.from_bytes(hasher.digest(), "little")
 
 
-def fill_rows(result: pb.StepResult, rows: Rows, report: Report, ids: IntArray) -> None:
+def fill_rows(result: pb.StepResult, rows: Rows, report: HostReport, ids: IntArray) -> None:
     """Fill the row columns, in the plan's order, and the emitted ids."""
     result.slot.extend(rows.slot.tolist())
     result.slot_epoch.extend(rows.slot_epoch.tolist())
@@ -208,7 +211,7 @@ def pooled_vectors(
 
 
 def mark_non_finite_vectors(
-    report: Report, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
     """Set the status of rows whose vectors are not finite."""
     for row, vector in zip(pooled.row, vectors, strict=True):
@@ -217,7 +220,7 @@ def mark_non_finite_vectors(
 
 
 def fill_vectors(
-    result: pb.StepResult, report: Report, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    result: pb.StepResult, report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
     """Fill in the vectors of the rows that have not failed."""
     for row, vector in zip(pooled.row.tolist(), vectors, strict=True):
@@ -226,7 +229,7 @@ def fill_vectors(
             result.pooled.append(vector.astype("<f4").tobytes())
 
 
-def emitted_ids(report: Report) -> IntArray:
+def emitted_ids(report: HostReport) -> IntArray:
     """Return the emitted ids, grouped by row: the first n_emitted [R] of tokens [R, K+1]."""
     tokens = report.tokens
     ids: IntArray = tokens[np.arange(tokens.shape[1]) < report.n_emitted[:, None]]
