@@ -26,7 +26,7 @@ from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.models import Model, ModelSource, load_model
 
 _BLOCK = 16

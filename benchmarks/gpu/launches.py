@@ -34,9 +34,9 @@ from surestep_proto import sampling_pb2 as pb
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.config import WorkerSettings
-from surestep_worker.decoder.decoder import Decoder
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.decoder import Decoder
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.models import FAMILIES, Model
 from surestep_worker.startup.build import assemble

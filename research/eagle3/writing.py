@@ -20,7 +20,7 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVHeads
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.startup.choose_kernels import choose_kernels
 from torch import Tensor

@@ -30,10 +30,7 @@ _NO_TORCH = {
 # The policy core decides from its arguments alone: no I/O, no clock, no tensors.
 _PURE = tuple(
     f"scheduler_svc/surestep_scheduler/{path}"
-    for path in (
-        *("core/", "cache/", "policy/", "engine/wire.py", "speculation/draft_length.py"),
-        "recovery/poison.py",
-    )
+    for path in (*("core/", "cache/", "policy/", "engine/wire.py", "speculation/draft_length.py"),)
 )
 _IMPURE = {"torch", "grpc", "asyncio", "time", "socket", "os", "threading", "logging", "random"}
 

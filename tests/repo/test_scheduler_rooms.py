@@ -53,5 +53,5 @@ def test_the_pure_folders_know_nothing_of_the_shell() -> None:
     found = arrows(sources_of("surestep_scheduler"))
     shell = {f"surestep_scheduler.{name}" for name in ("engine", "service", "vllm", "server")}
     assert shell <= set(found)
-    for name in ("core", "cache", "speculation", "policy", "recovery"):
+    for name in ("core", "cache", "speculation", "policy"):
         assert not found[f"surestep_scheduler.{name}"] & shell

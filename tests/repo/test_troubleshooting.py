@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from repo.source import ROOT, product, tracked
 from surestep_common.errors import ERROR_TABLE
-from surestep_scheduler.recovery.incidents import Cause
+from surestep_scheduler.engine.incidents import Cause
 
 PAGE = (ROOT / "docs" / "run" / "troubleshooting.md").read_text()
 _MEMORY = "### Memory"  # has the warnings about it

@@ -20,23 +20,23 @@ class StopIds(NamedTuple, Generic[Column]):
     ids: Column  # i32[..]
 
 
-class Report(NamedTuple):
+class Report(NamedTuple, Generic[Column]):
     """Report of a step on each row, as columns; the K + 1 tokens follow them."""
 
-    len_before: Tensor  # i32[R]
-    n_drafts: Tensor
-    status: Tensor  # RowStatus
-    n_accepted: Tensor
-    n_emitted: Tensor
-    folded: Tensor  # tokens that the recurrent state holds afterwards
-    drafter_len: Tensor
-    tokens: Tensor  # i32[R, K+1] emitted ids, leading part
+    len_before: Column  # i32[R]
+    n_drafts: Column
+    status: Column  # RowStatus
+    n_accepted: Column
+    n_emitted: Column
+    folded: Column  # tokens that the recurrent state holds afterwards
+    drafter_len: Column
+    tokens: Column  # i32[R, K+1] emitted ids, leading part
 
     @classmethod
     def of(cls, words: Tensor) -> Report:
         """Return views of words i32[R, report_width(K)]."""
         columns = len(cls._fields) - 1
-        return cls._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
+        return Report._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
 
 
 def report_width(num_drafts: int) -> int:

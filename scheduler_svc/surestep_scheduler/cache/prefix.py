@@ -1,4 +1,5 @@
-"""The prefix cache: full blocks of committed tokens, found by chained hashes.
+"""The prefix cache: full blocks of committed tokens, found by chained hashes, and snapshots of the
+recurrent state behind them.
 
     key[0] = H(owner, salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
 
@@ -12,6 +13,11 @@ request that finds it.
 
 Every KV group has blocks of its own under these keys. A prefix is cached if a group that sees all
 positions has all of its blocks, and one with a window those that a token behind the prefix sees.
+
+Where a model has recurrent state, a prefix can be gone on from at the lengths of its snapshots. See
+"Recurrent state" in docs/change/protocol.md. Ids are handed out like blocks: an id is in use
+while a plan in flight names it, to be taken or to be restored, and cached under the key of its
+prefix after that. Nothing counts as taken before the result says so.
 """
 
 from __future__ import annotations
@@ -19,12 +25,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from surestep_common.kv_groups import ALL, KVGroups
 
-from surestep_scheduler.cache.blocks import BlockTable
-
-from .blocks import BlockPool
+from .blocks import BlockPool, BlockTable
 
 
 class PrefixChain:
@@ -130,3 +135,63 @@ def in_group(group: int, keys: Iterable[bytes]) -> Iterator[bytes]:
         return iter(keys)
     own = group.to_bytes(2)
     return (key + own for key in keys)
+
+
+class Snapshot(NamedTuple):
+    """Recurrent state behind the first `num_blocks` blocks of a prefix."""
+
+    num_blocks: int
+    id: int  # 0 = none
+
+
+class SnapshotCache:
+    """Ids 1..num_ids, and the prefixes they stand for."""
+
+    def __init__(self, num_ids: int) -> None:
+        self.num_ids = num_ids
+        self.pool = BlockPool(1 + num_ids)
+        self._num_blocks = [0] * (1 + num_ids)  # by id
+
+    def longest(self, keys: Sequence[bytes]) -> Snapshot:
+        """Find the longest prefix with a snapshot, given the chained keys of its blocks."""
+        for num_blocks in range(len(keys), 0, -1):
+            found = self.pool.lookup(keys[num_blocks - 1])
+            if found is not None:
+                return Snapshot(num_blocks, found)
+        return Snapshot(0, 0)
+
+    def restore(self, snapshot: int, num_blocks: int) -> None:
+        """Hold a snapshot from which an admission with so many cached blocks starts."""
+        assert self._num_blocks[snapshot] == num_blocks, "the state of another length"
+        self.pool.acquire([snapshot])
+
+    def allocate(self) -> int:
+        """Return an id to be taken; the caller checks that one is available."""
+        (snapshot,) = self.pool.allocate(1)
+        return snapshot
+
+    def share(self, snapshot: int) -> None:
+        """Hold an id once more that another plan in flight may take."""
+        self.pool.acquire([snapshot])
+
+    def publish(self, snapshot: int, key: bytes, num_blocks: int) -> bool:
+        """Make a snapshot findable that was taken behind the prefix `key` of `num_blocks` blocks.
+
+        Returns False when there is another snapshot of this prefix.
+        """
+        self._num_blocks[snapshot] = num_blocks
+        self.pool.publish(snapshot, key)
+        return self.pool.lookup(key) == snapshot
+
+    def forget(self, key: bytes | None) -> None:
+        """Make the snapshot behind this prefix unfindable."""
+        if key is not None:
+            self.pool.forget(key)
+
+    def release(self, ids: Iterable[int]) -> None:
+        """Give up one hold on each id: from now on it may be reused, or found."""
+        self.pool.release(ids)
+
+    def check(self, holders: Iterable[Iterable[int]]) -> None:
+        """Assert that every id is free, cached, or named by a holder."""
+        self.pool.check(holders)

@@ -1,1 +1,1 @@
-"""The pure state of the scheduler, and what results do to it."""
+"""The pure state of the scheduler, what results do to it, and the search for poison requests."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from surestep_common.invariants import IntArray, PlanRows, ResultRows
 
-from surestep_scheduler.speculation.learnt_costs import Took
+from surestep_scheduler.speculation.draft_length import Took
 
 from .sequence import Tenancy, TokenLogprobs
 
@@ -43,6 +43,9 @@ class PlannedSnapshots(NamedTuple):
     row: IntArray  # of the plan, for its slot
     length: IntArray  # tokens
     id: IntArray
+
+
+NO_SNAPSHOTS = PlannedSnapshots(*np.zeros((3, 0), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import LABEL_LOGITS, MEAN
@@ -15,10 +15,12 @@ from surestep_common.tenants import cache_root
 
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import PrefixChain
-from surestep_scheduler.core.tenants import ActiveTenant
-from surestep_scheduler.speculation.acceptance import AcceptanceStats
+from surestep_scheduler.speculation.speculation import AcceptanceStats
 
 from .limits import Limits
+
+if TYPE_CHECKING:
+    from .queue import ActiveTenant
 
 _PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
 _PARTS = 3  # of what a step would take of a prompt, in the other shape

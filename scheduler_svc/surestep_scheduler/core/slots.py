@@ -1,15 +1,85 @@
-"""Tenancies as arrays: their numbers, one line per slot, and their block tables."""
+"""Slots and their blocks: the cached prefix that a request finds, its numbers, its block tables.
+
+The ledger beside the numbers counts every scheduled token of a tenancy, which ends accepted,
+rejected or discarded.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-from surestep_common.invariants import BoolArray, IntArray
-from surestep_common.kv_groups import KVGroups
+from typing import NamedTuple
 
-from surestep_scheduler.cache.blocks import BlockPool
-from surestep_scheduler.core.audit import Ledger
-from surestep_scheduler.core.messages import Extend, GiveBack
-from surestep_scheduler.core.sequence import Tenancy
+import numpy as np
+from surestep_common.invariants import BoolArray, IntArray, LedgerError
+from surestep_common.kv_groups import ALL, KVGroups
+
+from surestep_scheduler.cache import prefix
+from surestep_scheduler.cache.blocks import BlockPool, BlockTable
+from surestep_scheduler.cache.prefix import SnapshotCache
+
+from .limits import Limits
+from .messages import Extend, GiveBack
+from .sequence import Sequence, Tenancy
+
+
+class CachedPrefix(NamedTuple):
+    """A prefix of a waiting request that can be gone on from."""
+
+    num_blocks: int
+    tables: list[BlockTable]  # by KV group
+    snapshot_id: int  # of the state behind it; 0 = none
+    branch_len: int = 0  # tokens of a longer prefix that is cached without its state; 0 = none
+
+
+class Lookup(NamedTuple):
+    """Blocks for a waiting request."""
+
+    cached: CachedPrefix
+    fresh: list[int]  # blocks that it needs besides, by KV group
+    missing: int  # those that there are too few; above 0: it cannot be admitted now
+
+    @property
+    def num_fresh(self) -> int:
+        return sum(self.fresh)
+
+
+def cached_prefix(
+    seq: Sequence, pool: BlockPool, snapshots: SnapshotCache, limits: Limits
+) -> CachedPrefix:
+    """Find the longest prefix that is cached, leaving a token or more to compute."""
+    groups, snapshot_id = limits.groups, 0
+    wanted = limits.enable_prefix_caching and not seq.num_non_finite and not seq.needs_whole_prompt
+    most = (len(seq.tokens) - 1) // limits.block_size if wanted else 0
+    keys = seq.chain.keys(seq.tokens, 0, most)
+    keys = keys[: prefix.longest(pool, keys, groups)]
+    known_len = len(keys) * limits.block_size
+    while limits.recurrent:
+        num_blocks, snapshot_id = snapshots.longest(keys)
+        keys = keys[:num_blocks]
+        reached = prefix.longest(pool, keys, groups)
+        if reached == num_blocks:
+            break
+        keys = keys[:reached]
+    branch_len = known_len // limits.snapshot_border * limits.snapshot_border
+    if not limits.usable_snapshots or branch_len <= len(keys) * limits.block_size:
+        branch_len = 0
+    tables = prefix.cached_tables(pool, keys, groups)
+    return CachedPrefix(len(keys), tables, snapshot_id, branch_len)
+
+
+def fresh_blocks(cached: CachedPrefix, cover: int, limits: Limits) -> list[int]:
+    """Return how many blocks a request needs besides to begin, by KV group.
+
+    Those that see all positions have blocks for all `cover` tokens from the beginning. Those with
+    windows get them as the request goes on, and give others back.
+    """
+    groups, whole = limits.groups, -(-cover // limits.block_size)
+    ends = (
+        whole
+        if window == ALL
+        else min(whole, table.first + groups.most_at_once(window, limits.prompt_chunk))
+        for window, table in zip(groups.windows, cached.tables, strict=True)
+    )
+    return [end - cached.num_blocks for end in ends]
 
 
 class SlotTable:
@@ -33,6 +103,7 @@ class SlotTable:
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
         self.forced_cap = np.zeros(num_slots, dtype=np.int64)  # with those of its grammar
         self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
+        self.scored = np.zeros(num_slots, dtype=np.bool_)  # log-probabilities are wanted
         self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of the tenant
         self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
         self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
@@ -88,6 +159,7 @@ class SlotTable:
         self.max_len[slot] = max_len
         self.draft_cap[slot], self.forced_cap[slot] = draft_cap, forced_cap
         self.pools[slot] = seq.request.pooling > 0
+        self.scored[slot] = seq.request.want_logprobs or seq.needs_prompt_logprobs
         self.capacity[:, slot] = capacity
         self.first_block[:, slot] = [table.first for table in tenancy.tables]
         self.publish_at[slot] = publish_at
@@ -150,6 +222,49 @@ class SlotTable:
             "in_flight": int(self.len_hi[slot]) - committed,
             "committed": committed - int(self.num_cached[slot]),
         }
+
+
+class Ledger:
+    """Counts of tokens (positions of planned rows) by slot [num_slots], for its newest tenancy.
+
+    Kept apart from the lengths they must match.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.scheduled = np.zeros(num_slots, dtype=np.int64)
+        self.accepted = np.zeros(num_slots, dtype=np.int64)
+        self.rejected = np.zeros(num_slots, dtype=np.int64)
+        self.discarded = np.zeros(num_slots, dtype=np.int64)
+
+    def open(self, slot: int) -> None:
+        for column in (self.scheduled, self.accepted, self.rejected, self.discarded):
+            column[slot] = 0
+
+    def schedule(self, slot: IntArray, width: IntArray) -> None:
+        """Enter planned rows [R] of `width` tokens each."""
+        self.scheduled[slot] += width
+
+    def settle(self, slot: IntArray, width: IntArray, advance: IntArray) -> None:
+        """Enter that rows [R] of `width` tokens each committed the first `advance` of them."""
+        self.accepted[slot] += advance
+        self.rejected[slot] += width - advance
+
+    def check(self, slot: int, *, in_flight: int, committed: int) -> None:
+        """Check invariant 6 for a tenancy that computed `committed` tokens. Raises LedgerError."""
+        scheduled, accepted = int(self.scheduled[slot]), int(self.accepted[slot])
+        rejected, discarded = int(self.rejected[slot]), int(self.discarded[slot])
+        settled = accepted + rejected + discarded
+        if scheduled != settled + in_flight or accepted != committed or in_flight < 0:
+            raise LedgerError(
+                f"slot {slot}: {scheduled} tokens scheduled, {accepted} accepted, {rejected} "
+                f"rejected, {discarded} discarded with {in_flight} in flight, {committed} committed"
+            )
+
+    def close(self, slot: int, *, in_flight: int, committed: int) -> None:
+        """End a tenancy; what is in flight will be discarded when its results arrive."""
+        self.check(slot, in_flight=in_flight, committed=committed)
+        self.discarded[slot] += in_flight
+        self.check(slot, in_flight=0, committed=committed)
 
 
 class Tables:

@@ -5,27 +5,31 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
 
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
-from surestep_scheduler.cache.snapshots import SnapshotCache
-from surestep_scheduler.core.slots import Tables
-from surestep_scheduler.core.tenants import Tenants
-from surestep_scheduler.recovery.incidents import Replay
-from surestep_scheduler.recovery.poison import CANARY, NonFiniteWatch, PoisonSearch
+from surestep_scheduler.cache.prefix import SnapshotCache
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
-from .lookup import Lookup, cached_prefix, fresh_blocks
 from .messages import Freed, Plan
-from .queue import WaitingQueue
+from .poison import CANARY, NonFiniteWatch, PoisonSearch
+from .queue import Tenants, WaitingQueue
 from .sequence import Request, Sequence, Tenancy
-from .slots import SlotTable
+from .slots import Lookup, SlotTable, Tables, cached_prefix, fresh_blocks
+
+
+class Replay(NamedTuple):
+    """Requests that a fence sends back to the queue."""
+
+    num_requests: int
+    num_tokens: int  # that they had, prompts included
 
 
 class SchedulerState:
@@ -243,8 +247,9 @@ class SchedulerState:
         oldest = self.in_flight.popleft()
         assert oldest is plan
         self.applied_step = plan.step
-        for ids in plan.snapshot_ids:
-            self.snapshots.release(ids)
+        if self.snapshots.num_ids:
+            for ids in plan.snapshot_ids:
+                self.snapshots.release(ids)
 
     def preempt(self, tenancy: Tenancy, *, displaced: bool = False) -> None:
         """Finish a tenancy; its request waits for a new one, with all its tokens.

@@ -1,1 +1,1 @@
-"""The loop that sends plans and applies results, and the connections to ranks and supervisors."""
+"""The loop that sends plans and applies results, the connections, and epochs that were lost."""

@@ -20,18 +20,16 @@ from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.recovery.deadline import StepTimer
-from surestep_scheduler.recovery.diagnosis import OperatorRestart, diagnose
-from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
-from surestep_scheduler.recovery.poison import CANARY
 
 from .compilations import Compilations
 from .epoch import Epoch, under_way
+from .incidents import Cause, Incident, IncidentLog, OperatorRestart, diagnose
 from .open_requests import OpenRequests, Outbox, RequestOutputs
 from .refit import refit
-from .steps import StepMonitor
+from .steps import StepMonitor, StepTimer
 from .supervisors import Supervisors
 from .workers import WorkerGroup, check_alike
 

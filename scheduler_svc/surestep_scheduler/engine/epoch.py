@@ -16,12 +16,12 @@ from surestep_proto import supervisor_pb2 as pb
 
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.messages import Outcome
+from surestep_scheduler.core.poison import CANARY, Window
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.incidents import IncidentLog
-from surestep_scheduler.recovery.poison import CANARY, Window
 
+from .incidents import IncidentLog
 from .open_requests import OpenRequests, Outbox
 from .steps import StepMonitor
 from .wire import to_proto
@@ -71,7 +71,8 @@ class Epoch:
         self._clock = clock
         self._activity = activity
         # Whether workers that were lost are well again is not known yet.
-        self._token_at = -math.inf if incidents.pending else clock()
+        self._recovering = incidents.pending
+        self._token_at = -math.inf if self._recovering else clock()
         self._interruption: SurestepError | None = None
 
     def interrupt(self, error: SurestepError) -> None:
@@ -169,6 +170,14 @@ class Epoch:
             self._monitor.last_token_at = self._token_at = now
         self._requests.deliver(outputs)
         self._monitor.times.applied(self._clock() - now)
+        if self._recovering:
+            self._recovered(now)
+        if state.poison.active:
+            self._fail_culprit()
+
+    def _recovered(self, now: float) -> None:
+        """Close the incidents that no step had followed."""
+        self._recovering = False
         for incident in self._incidents.recovered(now):
             logger.info(
                 "recovered from the loss of epoch %d in %.1f s: %d requests, %d tokens replayed",
@@ -176,8 +185,6 @@ class Epoch:
                 incident.recover_s,
                 *incident.replay,
             )
-        if state.poison.active:
-            self._fail_culprit()
 
     def _fail_culprit(self) -> None:
         """Fail the request that is found to end the workers, if there is one by now."""

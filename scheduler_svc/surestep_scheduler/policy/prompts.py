@@ -12,9 +12,9 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
+from surestep_scheduler.core.queue import ActiveTenant
 from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.core.tenants import ActiveTenant
 
 from .fairness import fair_shares
 

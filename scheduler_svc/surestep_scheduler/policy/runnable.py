@@ -1,16 +1,134 @@
-"""Choose the requests of the next step: each has blocks for the fewest tokens of its row."""
+"""Requests of the next step: each has blocks for the fewest tokens of its row, and some make room.
+
+A tenant alone may use all slots and blocks. When another one waits that has less than its fair
+share, the last request of the tenant that is most above its own makes room. It waits again with all
+its tokens, and its blocks stay cached. What it then loses all the same, it makes up for before it
+may be displaced again, so that no request is computed again and again for nothing.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
 from surestep_common.invariants import IntArray
 
+from surestep_scheduler.core.queue import ActiveTenant
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
 
-from .preemption import who_gives_way
+from .fairness import entitlements, fair_shares
+
+_TURN = 64.0  # service by which tenants may differ that take turns in a slot
+
+Entitled = Mapping[ActiveTenant, int]
+
+
+def entitled_slots(state: SchedulerState) -> Entitled:
+    """Return the slots that each tenant may insist on; empty where there is no need to share."""
+    waiting = state.waiting.tenants
+    if not waiting or len(state.tenants) == 1 or state.poison.candidates:
+        return {}
+    tenants = list(state.tenants)
+    demands = [tenant.num_running + len(waiting.get(tenant, ())) for tenant in tenants]
+    weights = [tenant.weight for tenant in tenants]
+    return dict(zip(tenants, entitlements(state.limits.num_slots, demands, weights), strict=True))
+
+
+def make_room(state: SchedulerState, entitled: Entitled) -> None:
+    """Preempt requests of tenants above their share, for those that wait below theirs."""
+    if not entitled:
+        return
+    if not any(tenant.num_running < entitled[tenant] for tenant in state.waiting.tenants):
+        return
+    blocks = _Blocks(state)
+    coming = len(state.free_slots) + len(state.quarantine)
+    served = [tenant.served for tenant in state.waiting.tenants if not tenant.num_running]
+    least = min(served, default=math.inf)
+    for _ in range(_slots_wanted(state, entitled, blocks) - coming):
+        victim = _displaceable(state, lambda tenant: tenant.num_running / entitled[tenant])
+        victim = victim or _after_its_turn(state, least)
+        if victim is None:
+            break
+        state.preempt(victim, displaced=True)
+    if state.free_slots and not state.quarantine:  # else blocks come back with the next results
+        _make_room_in_blocks(state, entitled, blocks)
+
+
+def _after_its_turn(state: SchedulerState, least: float) -> Tenancy | None:
+    """Return who gives way where there are more tenants than slots and they take turns.
+
+    The tenant that has been served most gives way to those that run nothing, of which one has
+    been served `least`.
+    """
+    return _displaceable(state, lambda tenant: (tenant.served - least) / _TURN)
+
+
+class _Blocks:
+    """Blocks that each tenant holds, and those that it may insist on."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.held: Counter[ActiveTenant] = Counter()
+        for tenancy in state.running:
+            self.held[tenancy.seq.tenant] += len(tenancy.blocks)
+        tenants, waiting = list(state.tenants), state.waiting.tokens_of
+        demands = [float(self.held[t] + state.limits.blocks_of(waiting(t) + 1)) for t in tenants]
+        capacity = max(state.pool.num_blocks - 1 - state.headroom, 1)
+        shares = fair_shares(capacity, demands, [t.weight for t in tenants])
+        self.shares: dict[ActiveTenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
+
+    def entitles(self, seq: Sequence, num_blocks: int) -> bool:
+        """Return whether the tenant has no more than its share with so many more."""
+        return self.held[seq.tenant] + num_blocks <= self.shares[seq.tenant]
+
+    def use(self, tenant: ActiveTenant) -> float:
+        """Return how much of its share a tenant holds."""
+        return self.held[tenant] / self.shares[tenant]
+
+
+def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) -> int:
+    """Count the slots that tenants below their share want for requests of the next step."""
+    wanted, budget = 0, state.limits.max_num_batched_tokens
+    for tenant, seqs in state.waiting.tenants.items():
+        if budget <= 0:
+            break
+        for seq in seqs[: max(entitled[tenant] - tenant.num_running, 0)]:
+            most = state.limits.blocks_of(len(seq.tokens) + 1)
+            has_blocks = most + state.headroom <= state.pool.num_available
+            if budget <= 0 or not (has_blocks or blocks.entitles(seq, most)):
+                break
+            wanted += 1
+            budget -= len(seq.tokens)
+    return wanted
+
+
+def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blocks) -> None:
+    """Make room for the next request if its tenant stays within its share with all it needs."""
+    for seq in state.waiting.first(1, state.poison.allows, entitled):
+        found = state.lookup(seq)
+        missing = found.missing if blocks.entitles(seq, found.num_fresh) else 0
+        while missing > 0:
+            victim = _displaceable(state, blocks.use)
+            if victim is None:
+                return
+            missing -= len(victim.blocks)
+            blocks.held[victim.seq.tenant] -= len(victim.blocks)
+            state.preempt(victim, displaced=True)
+
+
+def _displaceable(state: SchedulerState, use: Callable[[ActiveTenant], float]) -> Tenancy | None:
+    """Return the last settled request of the tenant that uses most of its share, `use` > 1."""
+    slots = state.slots
+    above = [tenant for tenant in state.tenants if tenant.num_running and use(tenant) > 1]
+    for tenant in sorted(above, key=use, reverse=True):
+        for tenancy in reversed(state.running):
+            settled = slots.committed[tenancy.slot] >= slots.settled_at[tenancy.slot]
+            if tenancy.seq.tenant is tenant and settled:
+                return tenancy
+    return None
 
 
 def runnable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
@@ -46,6 +164,18 @@ def _wanting(state: SchedulerState) -> tuple[IntArray, IntArray]:
     left = slots.prefill_len[slot] - slots.len_hi[slot]  # of its prompt
     wants = (left > 0) | (slots.len_hi[slot] + 2 <= slots.max_len[slot])
     return slot[wants], np.clip(left[wants], 1, state.limits.prompt_chunk)
+
+
+def who_gives_way(state: SchedulerState) -> Tenancy:
+    """Choose what to preempt when those that run need more blocks than there are.
+
+    The last request in the order, of the tenant that holds most of its share.
+    """
+    if len(state.tenants) == 1:
+        return state.running[-1]
+    blocks = _Blocks(state)
+    greatest = max((t.seq.tenant for t in state.running), key=blocks.use)
+    return next(t for t in reversed(state.running) if t.seq.tenant is greatest)
 
 
 def slots_of(tenancies: Seq[Tenancy]) -> IntArray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.invariants import (
@@ -18,21 +19,20 @@ from surestep_common.invariants import (
     PREFILL,
     PREFILL_LAST,
     VERIFY,
+    BoolArray,
     IntArray,
     KnownSlots,
     PlanRows,
     check_plan_rows,
 )
 
-from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.messages import NO_SNAPSHOTS, Plan, PlannedSnapshots
+from surestep_scheduler.core.queue import OUTPUT_TOKEN
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.core.tenants import OUTPUT_TOKEN
 
-from .catch_up import CatchUpBudget
-from .preemption import entitled_slots, make_room
 from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
-from .runnable import runnable, slots_of
+from .runnable import entitled_slots, make_room, runnable, slots_of
 from .snapshot_requests import snapshot_requests, up_to_branch
 
 
@@ -177,7 +177,8 @@ class _StepBuilder:
         most = min(
             taken + more, uncomputed(state, seq), tenancy.max_chunk, self._reach(slot) - start
         )
-        most = up_to_branch(state, slot, most)
+        if state.snapshots.num_ids:
+            most = up_to_branch(state, slot, most)
         chunk = cut(start, most, seq.shared_len, state.limits.prompt_chunk)
         slots = np.array([slot])
         state.tables.extend(slots, state.tables.missing(slots, np.array([start + chunk])))
@@ -221,7 +222,7 @@ class _StepBuilder:
             tenancies=tenancies,
             rows=rows,
             width=width,
-            snapshot_requests=snapshot_requests(state, slot, num_tokens),
+            snapshot_requests=self._snapshot_requests(slot, num_tokens),
             drafter_faults=state.drafter_faults,
         )
         _check(rows, state)
@@ -254,6 +255,12 @@ class _StepBuilder:
             catch_up=catch_up,
         )
 
+    def _snapshot_requests(self, slot: IntArray, num_tokens: IntArray) -> PlannedSnapshots:
+        """Return the snapshots that are taken of rows [R] with so many prompt tokens."""
+        if not self._state.snapshots.num_ids:
+            return NO_SNAPSHOTS
+        return snapshot_requests(self._state, slot, num_tokens)
+
     def _charge(self, rows: PlanRows) -> None:
         """Charge tenants for what is computed for the first time; drafts are free."""
         slots, slot = self._state.slots, rows.slot
@@ -277,3 +284,53 @@ def _check(rows: PlanRows, state: SchedulerState) -> None:
         prompt_chunk=state.limits.prompt_chunk,
     )
     check_plan_rows(rows, known)
+
+
+class CatchUp(NamedTuple):
+    """Positions of the drafter that rows [R] make up for."""
+
+    num_tokens: IntArray
+    whole: BoolArray  # nothing is left to make up for: the row may draft
+
+
+class CatchUpBudget:
+    """Positions that a drafter's state lags behind and that one step may make up for.
+
+    See "Drafters with state" in docs/change/protocol.md. Applied results say where the drafter has
+    come to. Rows in flight have a bound, found by playing them through with the least that they may
+    commit.
+
+    What rows that draft all the time lag behind was committed by the steps in flight, and is within
+    the budget together. So small lags go first. What they leave is for those that have far to go:
+    prompts found in the prefix cache without the drafter's part, and requests that draft again.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        limits = state.limits
+        self._state = state
+        self._left = limits.max_num_batched_tokens * max(1, limits.pipeline_depth)
+
+    def grant(self, slot: IntArray, wanted: BoolArray) -> CatchUp:
+        """Return positions for the rows [R] that want to draft, now or later; 0 for the others."""
+        if not self._state.limits.drafter_has_state:
+            nothing = np.zeros(len(slot), dtype=np.int64)
+            return CatchUp(nothing, whole=nothing == 0)
+        lag = self._state.slots.len_hi[slot] - _floor(self._state)[slot]
+        asked = np.where(wanted, lag, 0)
+        order = asked.argsort(kind="stable")
+        granted = np.zeros_like(asked)
+        granted[order] = np.diff(np.minimum(asked[order].cumsum(), self._left), prepend=0)
+        self._left -= int(granted.sum())
+        return CatchUp(granted, whole=granted == lag)
+
+
+def _floor(state: SchedulerState) -> IntArray:
+    """Return the fewest positions [num_slots] that the drafter covers after all in flight."""
+    slots = state.slots
+    upto, length = slots.drafter_len.copy(), slots.committed.copy()
+    for plan in state.in_flight:
+        rows, slot = plan.rows, plan.rows.slot
+        if plan.drafter_faults == state.drafter_faults:  # else the drafter is left alone
+            upto[slot] = np.minimum(length[slot], upto[slot] + rows.catch_up)
+        length[slot] += plan.width - rows.max_drafts
+    return upto

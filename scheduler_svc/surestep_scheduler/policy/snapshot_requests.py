@@ -21,9 +21,6 @@ from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan, PlannedSnapshots
 from surestep_scheduler.core.state import SchedulerState
 
-_NONE = np.zeros(0, dtype=np.int64)
-_NO_REQUESTS = PlannedSnapshots(_NONE, _NONE, _NONE)
-
 
 class _Wanted(NamedTuple):
     """Snapshots that rows [R] would like to have."""
@@ -38,8 +35,6 @@ def snapshot_requests(
 ) -> PlannedSnapshots:
     """Choose for rows [R] of a plan with `num_tokens` prompt tokens each, 0 = decoding."""
     cache = state.snapshots
-    if not cache.num_ids:
-        return _NO_REQUESTS
     length, wanted, only_if_free = _wanted(state, slot, num_tokens)
     known = _ids_in_flight(state.in_flight)
     rows, ids = list[int](), list[int]()

@@ -12,12 +12,12 @@ from surestep_proto import worker_pb2
 from surestep_scheduler.core import sequence
 from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
+from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.engine import Engine
-from surestep_scheduler.engine.timeline import BOUNDS_S, StepTimes
+from surestep_scheduler.engine.incidents import Cause, Incident
+from surestep_scheduler.engine.steps import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
-from surestep_scheduler.recovery.incidents import Cause, Incident
-from surestep_scheduler.recovery.poison import CANARY
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 

@@ -7,7 +7,7 @@ import time
 from surestep_common.tracing import Span
 
 from surestep_scheduler.core.sequence import Sequence
-from surestep_scheduler.engine.timeline import Attempt, Timeline
+from surestep_scheduler.engine.open_requests import Attempt, Timeline
 
 
 def tell(span: Span, seq: Sequence, timeline: Timeline, now: float) -> None:

@@ -29,8 +29,8 @@ from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams
 from surestep_proto.worker_pb2 import WorkerInfo
 
+from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.sequence import Finish, Request
-from surestep_scheduler.recovery.poison import CANARY
 
 
 class CacheOwners:

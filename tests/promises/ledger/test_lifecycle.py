@@ -15,11 +15,10 @@ from surestep_common.invariants import IntArray, LedgerError
 from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.blocks import BlockTable
-from surestep_scheduler.cache.snapshots import SnapshotCache
-from surestep_scheduler.core.lookup import CachedPrefix, Lookup, fresh_blocks
+from surestep_scheduler.cache.prefix import SnapshotCache
 from surestep_scheduler.core.messages import Extend, GiveBack, Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
-from surestep_scheduler.core.slots import Tables
+from surestep_scheduler.core.slots import CachedPrefix, Lookup, Tables, fresh_blocks
 from surestep_scheduler.core.state import SchedulerState
 
 TestLifecycle = Lifecycle.TestCase

@@ -21,7 +21,7 @@ from surestep_worker.drafters.head import HeadDrafter, HeadSteps
 from surestep_worker.drafters.inputs import DraftInputs
 from surestep_worker.drafters.ngram import NgramDrafter
 from surestep_worker.drafters.temperature import DraftTemperature
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.context import StepBatch
 from surestep_worker.models.eagle3.head import Eagle3Head
 from torch import Tensor
 

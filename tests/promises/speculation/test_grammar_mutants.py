@@ -16,7 +16,7 @@ from surestep_common.invariants import LedgerError
 from surestep_kernels.table import STEP_REFERENCE
 from surestep_scheduler.core.sequence import Finish
 from surestep_worker.grammar.table import GrammarTable
-from surestep_worker.step.guidance import Guided
+from surestep_worker.step.order import Guided
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {name: mutated(name) for name in IN_PROCESSES}

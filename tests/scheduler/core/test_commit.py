@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from surestep_common.invariants import LedgerError
@@ -11,10 +13,9 @@ from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Finish, Request
-from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.core.state import Replay, SchedulerState
 from surestep_scheduler.engine.wire import from_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.incidents import Replay
 
 STOP = 9
 VOCAB = 50
@@ -37,17 +38,21 @@ def state() -> SchedulerState:
     state = SchedulerState(limits)
     state.open_epoch(1, limits)
     for name in "ab":
-        request = Request(
-            id=name,
-            prompt_ids=[1, 2, 3, 4, 5],
-            emitted_ids=[],
-            max_tokens=20,
-            stop_ids=frozenset([STOP]),
-            sampling=sampling_pb2.SamplingParams(),
-        )
-        state.add(request, now=0.0)
+        state.add(asked(name), now=0.0)
     assert schedule(state, now=0.0)
     return state
+
+
+def asked(name: str, **wants: Any) -> Request:
+    return Request(
+        id=name,
+        prompt_ids=[1, 2, 3, 4, 5],
+        emitted_ids=[],
+        max_tokens=20,
+        stop_ids=frozenset([STOP]),
+        sampling=sampling_pb2.SamplingParams(),
+        **wants,
+    )
 
 
 def answer(
@@ -106,3 +111,21 @@ def test_only_the_request_that_stops_ends(state: SchedulerState) -> None:
     assert (first.num_steps, first.num_drafts, first.num_accepted) == (2, 3, 3)
     assert state.counters.accepted.counts.tolist() == [1, 0, 0, 1]
     state.check()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("want_logprobs", "0 log-probabilities of 1 tokens"),
+        ("want_prompt_logprobs", "0 log-probabilities of 4 a prompt's positions"),
+    ],
+)
+def test_log_probabilities_that_are_wanted_must_come(
+    state: SchedulerState, wanted: str, message: str
+) -> None:
+    state.abort(state.open["a"])
+    commit_result(state, answer(state, [[6], [7]], [0, 0]))
+    state.add(asked("c", **{wanted: True}), now=0.0)
+    assert schedule(state, now=0.0)
+    with pytest.raises(LedgerError, match=message):
+        commit_result(state, answer(state, [[8], [9]], [0, 0], drafts=0))

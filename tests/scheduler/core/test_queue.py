@@ -6,8 +6,8 @@ import pytest
 from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
 from surestep_common.errors import QueueFull
+from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.sequence import Request
-from surestep_scheduler.recovery.poison import CANARY
 
 MODEL = FakeModel(
     num_slots=2, max_step_tokens=16, max_draft_tokens=0, max_model_len=1024, num_blocks=512

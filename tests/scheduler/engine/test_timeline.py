@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from surestep_scheduler.engine.timeline import Attempt, Timeline
+from surestep_scheduler.engine.open_requests import Attempt, Timeline
 
 
 def test_a_request_that_nothing_happens_to() -> None:

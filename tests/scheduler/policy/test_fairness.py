@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.paced_loop import PacedLoop
 from surestep_common.errors import InvalidRequest, QueueFull
-from surestep_scheduler.core.tenants import Tenants
+from surestep_scheduler.core.queue import Tenants
 from surestep_scheduler.policy.fairness import entitlements, fair_shares
 
 AMOUNTS = st.floats(0, 1000)

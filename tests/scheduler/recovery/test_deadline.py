@@ -10,9 +10,16 @@ from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
 from surestep_proto import supervisor_pb2 as pb
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.engine.steps import Sent, StepMonitor, classify
-from surestep_scheduler.recovery.deadline import SHARES, StepClass, StepKind, StepTimer
-from surestep_scheduler.speculation.learnt_costs import Expected
+from surestep_scheduler.engine.steps import (
+    SHARES,
+    Sent,
+    StepClass,
+    StepKind,
+    StepMonitor,
+    StepTimer,
+    classify,
+)
+from surestep_scheduler.speculation.draft_length import Expected
 
 FLOOR_S, CEILING_S, WARMUP_S = 3.0, 30.0, 60.0
 CLASSES = st.builds(StepClass, st.sampled_from(StepKind), st.integers(1, 12))

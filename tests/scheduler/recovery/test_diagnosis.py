@@ -28,7 +28,7 @@ from support.processes.scheduler_harness import (
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import supervisor_pb2, worker_pb2
 from surestep_scheduler.engine import engine
-from surestep_scheduler.recovery.deadline import SHARES
+from surestep_scheduler.engine.steps import SHARES
 
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]

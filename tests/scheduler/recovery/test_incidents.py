@@ -14,9 +14,16 @@ from surestep_common.errors import (
 from surestep_common.invariants import DigestError, LedgerError
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
-from surestep_scheduler.recovery.diagnosis import Diagnosis, OperatorRestart, diagnose
-from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog, Replay
-from surestep_scheduler.recovery.poison import NonFiniteLogits
+from surestep_scheduler.core.poison import NonFiniteLogits
+from surestep_scheduler.core.state import Replay
+from surestep_scheduler.engine.incidents import (
+    Cause,
+    Diagnosis,
+    Incident,
+    IncidentLog,
+    OperatorRestart,
+    diagnose,
+)
 
 
 def incident(epoch: int, at: float = 0.0) -> Incident:

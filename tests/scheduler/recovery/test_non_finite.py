@@ -10,8 +10,8 @@ from support.fakes.model import FakeModel
 from surestep_common.errors import InvalidRequest, ModelFault
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
+from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Sequence
-from surestep_scheduler.recovery.poison import NonFiniteLogits
 
 MODEL = FakeModel()
 PROMPT = [*range(30)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
+from surestep_scheduler.core.poison import CANARY, NO_LOSS, OUTSIDE_LOSS, PoisonSearch, Window
 from surestep_scheduler.engine.epoch import under_way
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.poison import CANARY, NO_LOSS, OUTSIDE_LOSS, PoisonSearch, Window
 
 NAMES = "abcdefgh"
 

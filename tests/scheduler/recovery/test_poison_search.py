@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_scheduler.recovery.poison import (
+from surestep_scheduler.core.poison import (
     CANARY,
     OUTSIDE_LOSS,
     WHOLE_LOSS,

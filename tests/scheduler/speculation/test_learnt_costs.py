@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from surestep_scheduler.speculation.draft_length import DraftChoice, StepCosts, draft_lengths
-from surestep_scheduler.speculation.learnt_costs import Expected, LearntCosts, Took
+from surestep_scheduler.speculation.draft_length import (
+    DraftChoice,
+    Expected,
+    LearntCosts,
+    StepCosts,
+    Took,
+    draft_lengths,
+)
 
 CONTEXT = 200
 

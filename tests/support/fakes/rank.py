@@ -28,10 +28,10 @@ from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.process import child
 from surestep_worker.process.child import is_spare
 from surestep_worker.process.rank import Build, run
+from surestep_worker.step.heartbeat import Heartbeat
 
 MEMO = b"measured"
 WEIGHTS = b"weights"

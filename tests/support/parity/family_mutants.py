@@ -16,7 +16,7 @@ from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.layers.attention import Attention
-from surestep_worker.layers.batch import StepBatch
+from surestep_worker.layers.context import StepBatch
 from surestep_worker.step import forward
 from torch import Tensor
 

@@ -23,11 +23,11 @@ from surestep_proto.sampling_pb2 import NO_POOLING, SamplingParams
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.poison import NonFiniteLogits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
 

@@ -17,11 +17,11 @@ from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_scheduler.recovery.poison import NonFiniteLogits
 from surestep_worker.step.runner import Runner
 
 # Executes a plan. Its results, one per rank, or a function that gets them when they are applied.

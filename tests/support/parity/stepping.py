@@ -17,7 +17,7 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVSpec
 from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.models import Model, ModelSource, load_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM

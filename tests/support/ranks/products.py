@@ -13,8 +13,8 @@ from surestep_kernels.columns.products.probe_results import ProbeResult
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.linear import pack_linear_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.startup.products import choose_products
+from surestep_worker.step.heartbeat import Heartbeat
 
 CASES = {  # of each rank: what its card says, and which card it is
     "both equal": (("", "a"), ("", "a")),

@@ -9,8 +9,8 @@ import pytest
 from surestep_kernels.compilations import Compilations
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host import shared_memory as memory
-from surestep_worker.host.heartbeat import SIZE, Heartbeat
 from surestep_worker.process.heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
+from surestep_worker.step.heartbeat import SIZE, Heartbeat
 
 IDLE_S = 3.0
 MS = 1_000_000

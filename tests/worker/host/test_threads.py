@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from surestep_worker.host.threads import StepThreads
+from surestep_worker.step.runner import StepThreads
 
 STEPS = 2000
 

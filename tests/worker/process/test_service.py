@@ -14,9 +14,9 @@ from surestep_common import errors, rpc
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.process import service
 from surestep_worker.process.service import StepThread, WorkerService
+from surestep_worker.step.heartbeat import Heartbeat
 
 TIMEOUT_S = 10
 

@@ -21,10 +21,10 @@ from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.linear.triton import ALL_WIDTHS
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup import products
 from surestep_worker.startup.products import choose_products
+from surestep_worker.step.heartbeat import Heartbeat
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16

@@ -6,18 +6,19 @@ import math
 
 import pytest
 import torch
-from surestep_worker.step.logprobs import Logprobs, columns, score
+from surestep_proto.sampling_pb2 import LogprobColumns
+from surestep_worker.step.logprobs import columns, score
 
 V = 300
 
 
 def token_logprobs(
     logits: torch.Tensor, token_id: torch.Tensor, row: torch.Tensor, num_top: torch.Tensor
-) -> Logprobs:
+) -> LogprobColumns:
     """As a step makes them: with as many alternatives as the most of them want."""
     width = min(int(num_top.max()), logits.shape[1])
-    num_top = num_top.clamp(max=width)
-    return columns(row, token_id, num_top, score(logits, token_id, width))
+    scores = score(logits, token_id, width)
+    return columns(row.numpy(), token_id.numpy(), num_top.numpy(), scores)
 
 
 def _by_hand(logits: list[float], token_id: int, num_top: int) -> tuple[float, int, list[int]]:
@@ -37,21 +38,21 @@ def test_values_ranks_and_alternatives(tied: bool) -> None:
     start = 0
     for m in range(40):
         logprob, rank, top = _by_hand(logits[m].tolist(), int(token_id[m]), int(num_top[m]))
-        assert got.logprob[m].item() == pytest.approx(logprob, abs=1e-5)
+        assert got.logprob[m] == pytest.approx(logprob, abs=1e-5)
         assert got.rank[m] == rank
-        assert got.top_token_ids[start : start + len(top)].tolist() == top
+        assert got.top_token_ids[start : start + len(top)] == top
         want = [_by_hand(logits[m].tolist(), i, 0)[0] for i in top]
-        assert got.top_logprobs[start : start + len(top)].tolist() == pytest.approx(want, abs=1e-5)
+        assert got.top_logprobs[start : start + len(top)] == pytest.approx(want, abs=1e-5)
         start += len(top)
-    assert got.top_token_ids.numel() == start
+    assert len(got.top_token_ids) == start
 
 
 def test_more_alternatives_than_ids() -> None:
     got = token_logprobs(
         torch.randn(2, 3), torch.tensor([0, 1]), torch.arange(2), torch.tensor([9, 1])
     )
-    assert got.num_top.tolist() == [3, 1]
-    assert got.top_token_ids.numel() == 4
+    assert got.num_top == [3, 1]
+    assert len(got.top_token_ids) == 4
 
 
 def test_chunks_do_not_show() -> None:
@@ -64,6 +65,6 @@ def test_chunks_do_not_show() -> None:
         )
         for m in range(20)
     ]
-    for name in together._fields:
-        parts = torch.cat([getattr(one, name) for one in alone])
-        assert torch.equal(getattr(together, name), parts), name
+    for name in LogprobColumns.DESCRIPTOR.fields_by_name:
+        parts = [value for one in alone for value in getattr(one, name)]
+        assert getattr(together, name) == parts, name

@@ -137,3 +137,17 @@ def test_a_table_begins_behind_what_a_cached_prefix_hides(grouped: Slots) -> Non
     grouped.extend(0, I(5, 6, 7), group=1)
     assert grouped.block_tables[:, 0, :5].tolist() == [[1, 2, 3, 4, 0], [0, 5, 6, 7, 0]]
     assert grouped.capacity(I(0)).tolist() == [16]
+
+
+def test_a_slot_is_guided_while_its_tenant_has_a_grammar(slots: Slots) -> None:
+    guided = admission(1, 5, [7])
+    guided.sampling.grammar.source = "{}"
+    slots.admit(guided)
+    slots.admit(admission(2, 1, [7]))
+    assert slots.guided.tolist() == [False, True, False, False]  # and rows of padding never
+    slots.free(1, 5)
+    assert not slots.guided.any()
+    guided.slot_epoch = 6
+    slots.admit(guided)
+    slots.reset()
+    assert not slots.guided.any()

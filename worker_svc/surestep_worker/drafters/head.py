@@ -25,8 +25,8 @@ from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from torch import Tensor
 
-from surestep_worker.decoder.draft_head import DraftHead
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
+from surestep_worker.layers.draft_head import DraftHead
 
 from .base import DraftContext, Drafts
 from .inputs import DraftInputs, DraftShape, HeadInputs

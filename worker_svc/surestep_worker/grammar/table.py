@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from surestep_common.errors import SurestepError, UnsupportedParameter
-from surestep_common.invariants import BoolArray, IntArray
 from surestep_proto import sampling_pb2 as pb
 
 from .compiler import Compiler, Process, ended_twice
@@ -49,9 +48,7 @@ class _Tenant:
 class GrammarTable:
     """Follows what slots commit. Not thread-safe, except for `compile`."""
 
-    def __init__(
-        self, num_slots: int, vocab_size: int, compiler: Compiler | None, fault: str = ""
-    ) -> None:
+    def __init__(self, vocab_size: int, compiler: Compiler | None, fault: str = "") -> None:
         """`compiler` is None on ranks that choose nothing, and where there is a `fault`."""
         self.fault = fault  # why no request may have a grammar
         self._num_words = -(-vocab_size // 32)
@@ -59,7 +56,6 @@ class GrammarTable:
         self._tenants = dict[int, _Tenant]()
         self._keys = count()
         self._forgotten = WeakKeyDictionary[Process, list[int]]()  # keys, until it is asked again
-        self._has = np.zeros(num_slots + 1, dtype=np.bool_)  # rows of padding have none
 
     def compile(self, grammar: pb.Grammar) -> Future[Process]:
         """Compile a grammar that is going to be needed. May be called from any thread.
@@ -74,17 +70,13 @@ class GrammarTable:
     def admit(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
         """Begin to follow a request, whose output begins behind `prompt_len` tokens of its slot."""
         self.free(slot)
-        if not params.HasField("grammar"):
-            return
         grammar = params.grammar
         compiling = self._compiler.start(grammar.source, grammar.owner) if self._compiler else None
         key, fault = next(self._keys), self.fault
         self._tenants[slot] = _Tenant(key, params, prompt_len, compiling, fault)
-        self._has[slot] = True
 
     def free(self, slot: int) -> None:
         """Stop following a slot. Freeing a free slot is harmless."""
-        self._has[slot] = False
         tenant = self._tenants.pop(slot, None)
         if tenant is None:
             return
@@ -92,11 +84,6 @@ class GrammarTable:
             tenant.compiling.cancel()
         if tenant.process is not None:
             self._forgotten.setdefault(tenant.process, []).append(tenant.key)
-
-    def has(self, slots: IntArray) -> BoolArray:
-        """Return which of slots [R] have a grammar."""
-        found: BoolArray = self._has[slots]
-        return found
 
     def upto(self, slot: int) -> int:
         """Return how many tokens of a slot with a grammar need not be told any more."""

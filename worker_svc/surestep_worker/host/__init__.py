@@ -1,1 +1,1 @@
-"""Host resources of a rank: memory, and its heartbeat."""
+"""Host resources of a rank: memory, and what the kernel says of processes."""

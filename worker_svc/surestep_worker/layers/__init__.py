@@ -1,1 +1,1 @@
-"""Blocks that model files share."""
+"""Layers, the one decoder that is made of them, and draft heads beside it."""

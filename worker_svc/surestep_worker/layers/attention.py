@@ -11,13 +11,11 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
-from surestep_worker.layers.residual import take_norm
 
-from .batch import StepBatch
-from .context import LayerContext
+from .context import LayerContext, StepBatch
 from .linear import Sharding, ShardSlice, take_linear
 from .mlp import GatedMlp
-from .residual import Product
+from .residual import Product, take_norm
 
 
 def attention_table(

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.configs.model_config import ModelConfig
-from surestep_worker.layers.residual import take_norm
 
 from .attention import Attention
-from .batch import StepBatch
-from .context import LayerContext
+from .context import LayerContext, StepBatch
 from .mlp import GatedMlp
-from .residual import Residual, Share
+from .residual import Residual, Share, take_norm
 
 Mixer = Callable[[Tensor, StepBatch, Caches], Share]
 FeedForward = Callable[[Tensor], Share]

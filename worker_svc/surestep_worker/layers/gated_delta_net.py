@@ -11,8 +11,7 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.layer_sizes import DeltaModelConfig
 
-from .batch import StepBatch
-from .context import LayerContext
+from .context import LayerContext, StepBatch
 from .linear import Sharding, ShardSlice, are_alike, take_linear
 from .residual import Product
 

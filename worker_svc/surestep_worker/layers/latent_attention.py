@@ -21,8 +21,7 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, 
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.layer_sizes import IndexerConfig, LatentConfig, LatentModelConfig
 
-from .batch import GroupPages, StepBatch
-from .context import LayerContext
+from .context import GroupPages, LayerContext, StepBatch
 from .linear import Sharding, ShardSlice, pack, take_linear
 from .residual import Product
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surestep_worker.configs.model_config import ModelConfig
-from surestep_worker.decoder.draft_head import DraftHead
+from surestep_worker.layers.draft_head import DraftHead
 
 from .draft_loader import DraftSource, load_eagle3
 from .families import FAMILIES

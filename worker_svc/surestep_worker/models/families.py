@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surestep_worker.decoder.family import Family
+from surestep_worker.layers.family import Family
 
 from .deepseek import DEEPSEEK
 from .gpt_oss import GPT_OSS

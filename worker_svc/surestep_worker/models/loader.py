@@ -16,14 +16,13 @@ from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import LATENT_ATTENTION, ModelConfig, resolve_dtype
-from surestep_worker.decoder.decoder import Decoder
-from surestep_worker.decoder.draft_head import DraftHead
-from surestep_worker.decoder.family import Family
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
-from surestep_worker.layers.batch import StepBatch
-from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.context import LayerContext, StepBatch
+from surestep_worker.layers.decoder import Decoder
+from surestep_worker.layers.draft_head import DraftHead
 from surestep_worker.layers.embedding import Vocabulary
+from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from surestep_proto import supervisor_pb2 as pb
 
-from surestep_worker.host.heartbeat import HeartbeatState
+from surestep_worker.step.heartbeat import HeartbeatState
 
 from .rank_process import ExitReason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from surestep_worker.host.heartbeat import Heartbeat, HeartbeatState
+from surestep_worker.step.heartbeat import Heartbeat, HeartbeatState
 
 POLL_S = 0.05
 _LONGEST_GAP_NS = round(4 * POLL_S * 1e9)

@@ -29,9 +29,8 @@ from surestep_proto import worker_pb2_grpc as pb_grpc
 
 from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.config import WorkerSettings
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
-from surestep_worker.host.torch_import import import_torch
+from surestep_worker.step.heartbeat import Heartbeat
 
 from . import adoption, control
 from .adoption import Orphan
@@ -270,8 +269,6 @@ def _beside(preload: Callable[[WorkerSettings], Build], settings: WorkerSettings
 
 def _preload(settings: WorkerSettings) -> Build:
     gc.disable()  # there is nothing to collect among imports
-    if settings.device == "cpu":
-        import_torch()
     from .preload import import_all  # torch: seconds
 
     build = import_all(settings)

@@ -32,7 +32,7 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.checkpoint.held_weights import WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
-from surestep_worker.host.heartbeat import SIZE, Heartbeat
+from surestep_worker.step.heartbeat import SIZE, Heartbeat
 
 from . import control
 from .adoption import Adopted

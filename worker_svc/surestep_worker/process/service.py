@@ -22,7 +22,7 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
-from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.step.heartbeat import Heartbeat
 from surestep_worker.step.result import Pending
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, DraftContext
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
+from surestep_worker.step.heartbeat import Heartbeat
 from surestep_worker.step.runner import Runner
 from surestep_worker.step.sampling import SamplingTable
 from surestep_worker.step.slots import Slots

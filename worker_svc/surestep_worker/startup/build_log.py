@@ -8,8 +8,8 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
 from surestep_worker.checkpoint.parameters import Progress
-from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import GIB
+from surestep_worker.step.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from surestep_common.errors import InvalidRequest
@@ -13,8 +15,8 @@ from surestep_worker.cache.kv_cache import CACHE_DTYPES
 from surestep_worker.checkpoint.schemes import Fp8
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.wanted_quantization import rounding_wanted
-from surestep_worker.host.threads import StepThreads
 from surestep_worker.models import ModelSource, attention_case
+from surestep_worker.step.runner import StepThreads
 
 
 def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
@@ -46,11 +48,13 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     return kernels
 
 
-def step_threads(settings: WorkerSettings, kernels: KernelSet) -> StepThreads | None:
-    """Return what sets the threads of every step; None where their number is settled."""
+def step_threads(
+    settings: WorkerSettings, kernels: KernelSet
+) -> Callable[[int], AbstractContextManager[None]]:
+    """Return what gives a step of so many tokens its threads, unless their number is settled."""
     if settings.device != "cpu" or settings.cpu_threads:
-        return None
-    return StepThreads(_share_of_cores(settings), kernels.set_num_threads)
+        return lambda num_tokens: nullcontext()
+    return StepThreads(_share_of_cores(settings), kernels.set_num_threads).of_step
 
 
 def choose_rounding(settings: WorkerSettings, source: ModelSource) -> Rounding | None:

@@ -22,10 +22,10 @@ def grammar_table(settings: WorkerSettings, model: Model, tp: TensorParallel) ->
     if not model.has_head or not path.is_file():
         missing = f"{path} is missing" if model.has_head else "the model has no output head"
         fault = f"grammar: not served: {missing}"
-        return GrammarTable(settings.max_num_seqs, vocab_size, None, fault)
+        return GrammarTable(vocab_size, None, fault)
     eos_ids = list(model.config.eos_token_ids)
     compiler = Compiler(path, vocab_size, eos_ids) if tp.rank == 0 else None
-    return GrammarTable(settings.max_num_seqs, vocab_size, compiler)
+    return GrammarTable(vocab_size, compiler)
 
 
 def most_forced(model: Model, kernels: KernelSet) -> int:

@@ -21,7 +21,7 @@ from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.step.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from surestep_kernels.columns.products.families import ProductFamily, Products

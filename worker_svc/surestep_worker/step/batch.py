@@ -82,6 +82,8 @@ def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pool
     """Return those of a batch whose tokens [T] belong to `row`; row r has tokens cu[r]:cu[r+1]."""
     pooling = slots.pooling[rows.slot]
     complete = rows.mode == pb.POOL
+    if not pooling.any() and not complete.any():
+        return _NOTHING_POOLED
     pooled = (rows.is_prefill & (pooling == sampling_pb2.MEAN))[row]
     pooled[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
     (token,), (last,) = pooled.nonzero(), complete.nonzero()
@@ -113,6 +115,9 @@ def offsets(counts: IntArray) -> IntArray:
 
 
 _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
+_NOTHING_POOLED = PooledTokens(*np.zeros((8, 0), dtype=np.int64))._replace(
+    label_ids=np.zeros((0, 0), dtype=np.int64)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
-from surestep_worker.host.phases import Phases
-from surestep_worker.layers.batch import GroupPages, StepBatch
+from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
 from .batch import Extras, PooledColumns, StepColumns
 from .drafting import Drafted, Drafting
+from .heartbeat import Phases
 from .logprobs import score_positions
 from .transfer import Packed
 

@@ -22,29 +22,12 @@ from .sampling import LogprobParams
 _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 23
 
 
-class Logprobs(NamedTuple):
-    """Entries, one per position, in the columns of sampling_pb2.LogprobColumns."""
-
-    row: torch.Tensor  # i64[M] index into the plan's rows
-    token_id: torch.Tensor  # i64[M]
-    logprob: torch.Tensor  # f32[M]
-    rank: torch.Tensor  # i64[M] 1 = most likely; among equals the lowest id comes first
-    num_top: torch.Tensor  # i64[M]
-    top_token_ids: torch.Tensor  # i64[sum of num_top] most likely first
-    top_logprobs: torch.Tensor  # f32[sum of num_top]
-
-    def to_proto(self) -> sampling_pb2.LogprobColumns:
-        return sampling_pb2.LogprobColumns(
-            **{name: part.tolist() for name, part in self._asdict().items()}
-        )
-
-
 class Score(NamedTuple):
     """Log-probabilities of given tokens, and the most likely tokens of the same positions."""
 
     logprob: torch.Tensor  # f32[M]
-    rank: torch.Tensor  # i64[M]
-    top_ids: torch.Tensor  # i64[M,width]
+    rank: torch.Tensor  # i64[M] 1 = most likely; among equals the lowest id comes first
+    top_ids: torch.Tensor  # i64[M,width] most likely first
     top_logprobs: torch.Tensor  # f32[M,width]
 
 
@@ -62,19 +45,20 @@ def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
 
 
 def columns(
-    row: torch.Tensor, token_id: torch.Tensor, num_top: torch.Tensor, scores: Score
-) -> Logprobs:
-    """Return one entry per position [M], with num_top[m] alternatives each."""
+    row: IntArray, token_id: IntArray, num_top: IntArray, scores: Score
+) -> sampling_pb2.LogprobColumns:
+    """Return one entry per position [M], with at most num_top[m] alternatives each."""
     width = scores.top_ids.shape[1]
-    shown = torch.arange(width, device=row.device) < num_top.unsqueeze(1)
-    return Logprobs(
-        row,
-        token_id,
-        scores.logprob,
-        scores.rank,
-        num_top,
-        scores.top_ids[shown],
-        scores.top_logprobs[shown],
+    num_top = num_top.clip(max=width)
+    shown = torch.from_numpy(np.arange(width) < num_top[:, None])
+    return sampling_pb2.LogprobColumns(
+        row=row.tolist(),
+        token_id=token_id.tolist(),
+        logprob=scores.logprob.tolist(),
+        rank=scores.rank.tolist(),
+        num_top=num_top.tolist(),
+        top_token_ids=scores.top_ids[shown].tolist(),
+        top_logprobs=scores.top_logprobs[shown].tolist(),
     )
 
 
@@ -130,7 +114,7 @@ class LogprobPlan(NamedTuple):
         self,
         result: pb.StepResult,
         geometry: Geometry,
-        ids: Tensor,
+        ids: IntArray,
         n_emitted: IntArray,
         scores: Score,
     ) -> None:
@@ -138,19 +122,18 @@ class LogprobPlan(NamedTuple):
         emitted = np.flatnonzero(self.offset < n_emitted[self.window])
         window, offset = self.window[emitted], self.offset[emitted]
         if len(self.offset):
-            row = torch.from_numpy(geometry.window_row[window])
-            result.logprobs.CopyFrom(
-                self._columns(row, ids[window, offset], emitted, scores).to_proto()
-            )
+            row = geometry.window_row[window]
+            result.logprobs.CopyFrom(self._columns(row, ids[window, offset], emitted, scores))
         prompt = geometry.prompt
         if len(prompt.row):
             index = len(self.offset) + np.arange(len(prompt.row))
-            tokens = torch.from_numpy(prompt.row), torch.from_numpy(prompt.token_id)
-            result.prompt_logprobs.CopyFrom(self._columns(*tokens, index, scores).to_proto())
+            scored = self._columns(prompt.row, prompt.token_id, index, scores)
+            result.prompt_logprobs.CopyFrom(scored)
 
-    def _columns(self, row: Tensor, ids: Tensor, index: IntArray, scores: Score) -> Logprobs:
-        num_top = torch.from_numpy(self.num_top[index]).clamp(max=scores.top_ids.shape[1])
-        return columns(row, ids, num_top, Score(*(part[index] for part in scores)))
+    def _columns(
+        self, row: IntArray, ids: IntArray, index: IntArray, scores: Score
+    ) -> sampling_pb2.LogprobColumns:
+        return columns(row, ids, self.num_top[index], Score(*(part[index] for part in scores)))
 
 
 def score_positions(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,12 +18,13 @@ from surestep_worker.cache.recurrent import RecurrentCache
 
 from .batch import Geometry, PooledTokens
 from .drafting import Drafting
-from .guidance import Guided
 from .logprobs import LogprobPlan, Score
-from .order import StepOrder
+from .order import Guided, StepOrder
 from .plan import Rows, SnapshotRequests, check_caught_up
 from .slots import Slots
 from .transfer import Download
+
+HostReport = Report[IntArray]
 
 
 class LaunchedStep(NamedTuple):
@@ -98,18 +98,21 @@ class Results:
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
         num_rows = len(launched.rows)  # followed by padding
-        report = Report.of(packed[:num_rows].long())
-        outcome, pooled = _outcome(launched.rows, report), launched.geometry.pooled
+        rows, columns = launched.rows, Report.of(packed[:num_rows].long())
+        report = HostReport(*(column.numpy() for column in columns))
+        begun = report.len_before
+        check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=begun)
+        pooled = launched.geometry.pooled
         vectors = pooled_vectors(pooled, means, label_logits)
-        mark_non_finite_vectors(outcome, pooled, vectors)
-        taken = self._taken(launched, report.folded.numpy())
-        self._commit(plan.step, launched, outcome, report)
-        result = self._result(plan, launched, outcome, report, int(fingerprint))
+        mark_non_finite_vectors(report, pooled, vectors)
+        taken = self._taken(launched, report.folded)
+        self._commit(plan.step, launched, report)
+        result = self._result(plan, launched, report, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
         self._report_snapshots(result, launched.requested, taken)
         if self._rank == 0:
-            fill_vectors(result, outcome, pooled, vectors)
-            _fill_logprobs(result, launched, report, outcome, scores)
+            fill_vectors(result, report, pooled, vectors)
+            _fill_logprobs(result, launched, report, scores)
         result.timings.CopyFrom(launched.timings)
         self._order.finished(result.timings, launched.launched_ns, began_ns)
         return result
@@ -124,35 +127,28 @@ class Results:
             (before < requested.length) & (requested.length <= after[requested.slot])
         )
 
-    def _commit(
-        self, step: int, launched: LaunchedStep, outcome: StepOutcome, report: Report
-    ) -> None:
+    def _commit(self, step: int, launched: LaunchedStep, report: HostReport) -> None:
         slots, rows = self._slots, launched.rows
-        slots.drafter_len[rows.slot] = report.drafter_len.numpy()
+        slots.drafter_len[rows.slot] = report.drafter_len
         if self._drafting.has_state and not launched.drafter_skipped:
             check_caught_up(rows, slots)
-        consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
-        consumed[outcome.status != pb.OK] = 0
-        counts = consumed, outcome.n_accepted, outcome.n_emitted
-        slots.commit(step, rows.slot, report.folded.numpy(), *counts)
-        self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
+        consumed = np.where(rows.is_prefill, rows.num_tokens, report.n_emitted)
+        consumed[report.status != pb.OK] = 0
+        counts = consumed, report.n_accepted, report.n_emitted
+        slots.commit(step, rows.slot, report.folded, *counts)
+        self._drafting.observe(rows, report.n_drafts, report.n_accepted)
 
     def _result(
-        self,
-        plan: pb.StepPlan,
-        launched: LaunchedStep,
-        outcome: StepOutcome,
-        report: Report,
-        fingerprint: int,
+        self, plan: pb.StepPlan, launched: LaunchedStep, report: HostReport, fingerprint: int
     ) -> pb.StepResult:
         rows, slots = launched.rows, self._slots
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self._rank)
-        ids = emitted_ids(report.tokens, outcome.n_emitted)
-        result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
+        ids = emitted_ids(report)
+        result.digest = digest(report, ids, slots.committed[rows.slot], fingerprint)
         result.drafter_faults = launched.drafter_faults
         result.drafter_skipped = launched.drafter_skipped
         if self._rank == 0:
-            fill_rows(result, rows, outcome, ids)
+            fill_rows(result, rows, report, ids)
             launched.guided.report(result)
             result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
@@ -165,66 +161,38 @@ class Results:
             result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
 
-def _outcome(rows: Rows, report: Report) -> StepOutcome:
-    """Return what each row did. Raises LedgerError for one that began where no plan allows."""
-    start: IntArray = report.len_before.numpy()
-    check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
-    columns = (
-        report.len_before,
-        report.n_drafts,
-        report.status,
-        report.n_accepted,
-        report.n_emitted,
-    )
-    return StepOutcome(*(column.numpy() for column in columns))
-
-
 def _fill_logprobs(
     result: pb.StepResult,
     launched: LaunchedStep,
-    report: Report,
-    outcome: StepOutcome,
+    report: HostReport,
     scores: Sequence[torch.Tensor],
 ) -> None:
     """Fill in the log-probabilities that are reported of the step, if any are."""
     if launched.logprobs is not None:
         window = launched.geometry.window_row
-        emitted = report.tokens[window], outcome.n_emitted[window]
+        emitted = report.tokens[window], report.n_emitted[window]
         launched.logprobs.fill(result, launched.geometry, *emitted, Score(*scores))
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """Outcome of each row of a plan. All arrays are [R]."""
-
-    len_before: IntArray
-    n_drafts: IntArray
-    status: IntArray
-    n_accepted: IntArray
-    n_emitted: IntArray
-
-
-def digest(
-    outcome: StepOutcome, ids: IntArray, committed: IntArray, hidden_fingerprint: int
-) -> int:
+def digest(report: HostReport, ids: IntArray, committed: IntArray, hidden_fingerprint: int) -> int:
     """Hash tokens, counts, slot lengths after the step and final hidden states into 64 bits."""
     hasher = hashlib.blake2b(digest_size=8)
-    for array in (outcome.n_drafts, outcome.status, outcome.n_accepted, committed):
+    for array in (report.n_drafts, report.status, report.n_accepted, committed):
         hasher.update(array.tobytes())
     hasher.update(ids.tobytes())
     hasher.update(hidden_fingerprint.to_bytes(8, "little", signed=True))
     return int.from_bytes(hasher.digest(), "little")
 
 
-def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntArray) -> None:
+def fill_rows(result: pb.StepResult, rows: Rows, report: HostReport, ids: IntArray) -> None:
     """Fill the row columns, in the plan's order, and the emitted ids."""
     result.slot.extend(rows.slot.tolist())
     result.slot_epoch.extend(rows.slot_epoch.tolist())
-    result.status.extend(outcome.status.tolist())
-    result.len_before.extend(outcome.len_before.tolist())
-    result.n_drafts.extend(outcome.n_drafts.tolist())
-    result.n_accepted.extend(outcome.n_accepted.tolist())
-    result.n_emitted.extend(outcome.n_emitted.tolist())
+    result.status.extend(report.status.tolist())
+    result.len_before.extend(report.len_before.tolist())
+    result.n_drafts.extend(report.n_drafts.tolist())
+    result.n_accepted.extend(report.n_accepted.tolist())
+    result.n_emitted.extend(report.n_emitted.tolist())
     result.token_ids.extend(ids.tolist())
 
 
@@ -243,25 +211,26 @@ def pooled_vectors(
 
 
 def mark_non_finite_vectors(
-    outcome: StepOutcome, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
     """Set the status of rows whose vectors are not finite."""
     for row, vector in zip(pooled.row, vectors, strict=True):
         if not np.isfinite(vector).all():
-            outcome.status[row] = pb.NON_FINITE
+            report.status[row] = pb.NON_FINITE
 
 
 def fill_vectors(
-    result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    result: pb.StepResult, report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
 ) -> None:
     """Fill in the vectors of the rows that have not failed."""
     for row, vector in zip(pooled.row.tolist(), vectors, strict=True):
-        if outcome.status[row] == pb.OK:
+        if report.status[row] == pb.OK:
             result.pooled_rows.append(row)
             result.pooled.append(vector.astype("<f4").tobytes())
 
 
-def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:
+def emitted_ids(report: HostReport) -> IntArray:
     """Return the emitted ids, grouped by row: the first n_emitted [R] of tokens [R, K+1]."""
-    ids: IntArray = tokens.numpy()[np.arange(tokens.shape[1]) < n_emitted[:, None]]
+    tokens = report.tokens
+    ids: IntArray = tokens[np.arange(tokens.shape[1]) < report.n_emitted[:, None]]
     return ids

@@ -218,6 +218,11 @@ class LogprobParams:
         self.emitted, self.prompt = np.zeros((2, num_slots + 1), dtype=np.bool_)
         self.num_top, self.num_top_prompt = np.zeros((2, num_slots + 1), dtype=np.int64)
 
+    @property
+    def wanted(self) -> bool:
+        """Return whether any slot has log-probabilities reported."""
+        return bool(self.emitted.any() or self.prompt.any())
+
     def admit(self, slot: int, params: pb.SamplingParams) -> None:
         self.emitted[slot] = params.want_logprobs
         self.prompt[slot] = params.want_prompt_logprobs

@@ -58,6 +58,7 @@ class Slots:
         self.pooling = np.zeros(num_slots + 1, dtype=np.int64)  # pb.Pooling of the prompt
         self.num_labels = np.zeros(num_slots + 1, dtype=np.int64)
         self.label_ids = np.zeros((num_slots + 1, MAX_LABELS), dtype=np.int64)
+        self.guided = np.zeros(num_slots + 1, dtype=np.bool_)  # a grammar restricts its tokens
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
@@ -94,6 +95,7 @@ class Slots:
         self.num_labels[slot] = num_labels = len(admission.label_ids)
         self.label_ids[slot, :num_labels] = admission.label_ids
         self._clear(slot)
+        self.guided[slot] = admission.sampling.HasField("grammar")
 
     def free(self, slot: int, tenancy: int) -> None:
         """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
@@ -169,6 +171,7 @@ class Slots:
     def _clear(self, slot: int | slice) -> None:
         self.block_tables[:, slot] = NULL_BLOCK
         self.first_block[:, slot] = self.num_blocks[:, slot] = 0
+        self.guided[slot] = False
         self.last_step[slot] = 0
         self._log_step[slot] = 0
         self._log_accepted[slot] = 0

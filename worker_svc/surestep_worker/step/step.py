@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -18,9 +20,6 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter
 from surestep_worker.drafters.inputs import DraftShape
 from surestep_worker.grammar.table import GrammarTable
-from surestep_worker.host.heartbeat import Heartbeat
-from surestep_worker.host.phases import Phases
-from surestep_worker.host.threads import StepThreads
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
@@ -29,9 +28,9 @@ from .buckets import EVERYTHING, Bucket, make_buckets, padding, step_size, warm_
 from .drafting import Drafting, DraftLimits
 from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
 from .graphs import GraphKind, Graphs
-from .guidance import Guidance
+from .heartbeat import Heartbeat, Phases
 from .logprobs import LogprobPlan
-from .order import Begun, DeviceFirst, Differences, HostFirst, StepOrder
+from .order import Begun, DeviceFirst, Differences, Guidance, HostFirst, StepOrder
 from .plan import NO_SNAPSHOTS, Rows, SnapshotRequests, read_snapshots, without_drafts
 from .result import LaunchedStep, PendingStep, Results
 from .sampling import SamplingTable
@@ -60,7 +59,7 @@ class RankContext(NamedTuple):
     use_graphs: bool  # capture steps, unless outputs are read freely
     max_step_tokens: int
     compilations: Compilations
-    threads: StepThreads | None  # None: their number is settled
+    threads: Callable[[int], AbstractContextManager[None]]  # of a step of so many tokens
 
     @property
     def reads_freely(self) -> bool:
@@ -80,7 +79,7 @@ class StepLauncher:
         self._drafting = Drafting(
             drafter, limits, ops, state, tp, reads_freely=context.reads_freely
         )
-        self._guidance = Guidance(context.grammars, state, tp)
+        self._guidance = Guidance(context.grammars, context.slots, state, tp)
         self._pass = ForwardPass(model, context.caches, ops, state, self._drafting, self._phases)
         self._sample = SamplingPass(model, context.pooling, tp, ops, state, self._phases)
         self._order = self._make_order()
@@ -120,7 +119,7 @@ class StepLauncher:
         begun = self._order.begin(rows, differences)
         params = self._sampling.logprobs
         geometry = Geometry.of(begun.rows, self.context.slots, params.prompt, requested)
-        logprobs = LogprobPlan.of(geometry, params)
+        logprobs = LogprobPlan.of(geometry, params) if params.wanted else None
         shape = self._shape(geometry, logprobs)
         inputs = self._inputs(begun, geometry, logprobs)
         sent, outputs = self._replay(inputs, geometry, rows) or self._queue(inputs, shape, begun)

@@ -230,8 +230,8 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
         "TensorParallel", all_reduce="collective"
     ),
     "surestep_worker.layers.decoder_layer": _methods("LayerStack", __call__="layers"),
-    "surestep_worker.decoder.decoder": _patch_decoder,
-    "surestep_worker.decoder.mtp": _methods("MtpHead", forward="head"),
+    "surestep_worker.layers.decoder": _patch_decoder,
+    "surestep_worker.layers.draft_head": _methods("MtpHead", forward="head"),
     "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),
     "surestep_worker.drafters.head": _methods("HeadSteps", draft="propose"),
 }

@@ -18,8 +18,7 @@ from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.model_config import SLIDING_ATTENTION
 from surestep_worker.layers.attention import Attention, attention_table
-from surestep_worker.layers.batch import StepBatch
-from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.context import LayerContext, StepBatch
 from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
 from surestep_worker.layers.embedding import Embedding, OutputHead, OutputRows, Vocabulary
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear

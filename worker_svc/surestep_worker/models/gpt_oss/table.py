@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.decoder.family import Family
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
+from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.moe import GptOssMoe, gpt_oss_moe_table
 

@@ -7,9 +7,9 @@ from collections.abc import Set
 
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.model_config import FULL_ATTENTION
-from surestep_worker.decoder.family import Family
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
+from surestep_worker.layers.family import Family
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table

@@ -1,13 +1,15 @@
-"""The multi-token prediction head of DeepSeek-V3 (2024, section 2.2), GLM, Qwen3-Next and Qwen3.5.
+"""Draft heads: small models that read hidden states of the model they draft for.
 
-One decoder layer that predicts token i + 2 from the model's hidden state at i and token i + 1. It
-is used again on its own output for further tokens. Embedding and output head are the model's, where
-the checkpoint has none for it.
+The one here is the multi-token prediction head of DeepSeek-V3 (2024, section 2.2), GLM, Qwen3-Next
+and Qwen3.5: one decoder layer that predicts token i + 2 from the model's hidden state at i and
+token i + 1. It is used again on its own output for further tokens. Embedding and output head are
+the model's, where the checkpoint has none for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +17,46 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.configs.model_config import ModelConfig
-from surestep_worker.layers.batch import StepBatch
-from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
-from surestep_worker.layers.embedding import Embedding, OutputHead, Vocabulary
-from surestep_worker.layers.linear import take_linear
-from surestep_worker.layers.residual import Residual, take_norm
+
+from .context import LayerContext, StepBatch
+from .decoder_layer import DecoderLayer, LayerStack
+from .embedding import Embedding, OutputHead, Vocabulary
+from .linear import take_linear
+from .residual import Residual, take_norm
+
+
+class DraftHead(Protocol):
+    """Part of a draft head on a rank.
+
+    Its row for position i is computed from what was kept of the model at i and from token i + 1,
+    and has the keys and values of position i in its layers of the cache. For every further draft
+    it is used again, on its own output in place of what was kept.
+    """
+
+    # After how many of the model's layers the residual stream is captured, ascending.
+    captured_layers: tuple[int, ...]
+    other_layers: tuple[int, ...] | None  # if its description can be read in another way
+    width: int  # of what is kept of each position, and of the head's output
+    kv_layers: tuple[KVHeads, ...]  # that it needs behind the model's
+    token_ids: Tensor | None  # i64[D] of the model, for each id of the head's own; None: the same
+
+    def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
+        """Return what is kept [T, width] of T tokens of the model.
+
+        `hidden` [T, H] are the model's normed hidden states, `captured` [T, H] its residual stream
+        after each of `captured_layers`.
+        """
+
+    def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+        """Return the output [T, width] for positions i of the batch, whose tokens are i + 1.
+
+        `hidden` [T, width] is what was kept of positions i, or the head's output for i - 1; it may
+        be overwritten.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits f32[N, D] of the token behind each, given outputs [N, width]."""
+
 
 PREFIX = "mtp."  # of its parameters
 

@@ -9,10 +9,11 @@ from typing import Generic, Protocol, TypeVar
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Table
 from surestep_worker.configs.model_config import ModelConfig
-from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import FeedForward
-from surestep_worker.layers.linear import Sharding
-from surestep_worker.layers.mlp import GatedMlp
+
+from .context import LayerContext
+from .decoder_layer import FeedForward
+from .linear import Sharding
+from .mlp import GatedMlp
 
 C = TypeVar("C", bound=ModelConfig)
 C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)

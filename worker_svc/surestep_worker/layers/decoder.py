@@ -18,18 +18,16 @@ from surestep_worker.configs.model_config import (
     SLIDING_ATTENTION,
     ModelConfig,
 )
-from surestep_worker.layers.attention import Attention, sliding_attention
-from surestep_worker.layers.batch import StepBatch
-from surestep_worker.layers.context import LayerContext
-from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack, Mixer
-from surestep_worker.layers.embedding import Vocabulary
-from surestep_worker.layers.gated_delta_net import GatedDeltaNet
-from surestep_worker.layers.latent_attention import LatentAttention
-from surestep_worker.layers.residual import Residual, output_bound, take_norm
 
-from .draft_head import DraftHead
+from .attention import Attention, sliding_attention
+from .context import LayerContext, StepBatch
+from .decoder_layer import DecoderLayer, LayerStack, Mixer
+from .draft_head import PREFIX, DraftHead, MtpHead
+from .embedding import Vocabulary
 from .family import MakeFeedForward
-from .mtp import PREFIX, MtpHead
+from .gated_delta_net import GatedDeltaNet
+from .latent_attention import LatentAttention
+from .residual import Residual, output_bound, take_norm
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
 MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
