@@ -10,7 +10,7 @@ step s joins the head's own output of step s-1 (after `mtp.norm`) with token i+s
 Attention of step s sees the step-1 rows 0..i, which rest on the target's hidden states, and the
 chain's own rows of steps 2..s. Every norm multiplies by 1 + weight.
 Source: the mtp modules of Qwen3-Next and Qwen3.5 as vLLM publishes them; the decoder layer is that
-of transformers' qwen3_5, which tests/worker/decoder/test_mtp_reference.py compares with.
+of transformers' qwen3_5, which tests/worker/layers/test_mtp_reference.py compares with.
 """
 
 from __future__ import annotations
