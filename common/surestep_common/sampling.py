@@ -6,11 +6,11 @@ The scheduler checks the ranges, and every rank once more.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
 
 from .errors import InvalidRequest
@@ -24,6 +24,7 @@ from .request_bounds import (
 
 MAX_LOGPROBS = 128  # alternatives per token
 _MASK64 = (1 << 64) - 1
+_SINGLE = struct.Struct("f")
 _GOLDEN = 0x9E3779B97F4A7C15
 # Fields of SamplingParams that a model may have defaults for.
 SHAPING = (
@@ -84,7 +85,8 @@ def _check_numbers(sampling: SamplingParams) -> None:
 
 def _single(bound: float) -> float:
     """Return a bound as the wire carries it: 0.01 in single precision is a little less."""
-    return float(np.float32(bound))
+    (single,) = _SINGLE.unpack(_SINGLE.pack(bound))
+    return float(single)
 
 
 def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
@@ -102,6 +104,8 @@ def check_vocab(param: str, ids: Sequence[int] | Any, vocab_size: int) -> None:
 
     `ids` are whatever numpy makes an array of: a message's column without a look at each.
     """
+    import numpy as np  # which a launcher does not wait for
+
     highest = int(np.asarray(ids).max(initial=0))
     if highest >= vocab_size:
         raise InvalidRequest(f"{param}: token id {highest} is not in the vocabulary", param=param)
