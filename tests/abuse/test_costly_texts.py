@@ -105,6 +105,7 @@ def in_each_api(schema: Json) -> list[tuple[str, Json, str | None]]:
     ]
 
 
+@pytest.mark.rotates(3)
 async def test_a_costly_schema_is_its_requests_fault(server: Server) -> None:
     """In each API; a stream of another client goes on, and the event loop."""
     for path, body, field in in_each_api(patterns(25)):

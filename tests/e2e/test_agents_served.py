@@ -79,6 +79,7 @@ def limited(one: Recorded, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("one", recorded(), ids=lambda one: one.name)
+@pytest.mark.rotates(2)
 def test_answered_as_it_was_sent(client: httpx.Client, one: Recorded) -> None:
     assert one.body.get("stream"), "agents stream"
     response = client.post(one.path, json=limited(one))

@@ -103,7 +103,7 @@ def _bias(folder: Path, setup: Setup) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(16)
 def test_calls_and_json(setup: str, tmp_path: Path) -> None:
     with served(SETUPS[setup], tmp_path) as (client, bias):
         calls = ("required", "named", "strict")[: 2 + SETUPS[setup].chooses]

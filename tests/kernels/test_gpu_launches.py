@@ -68,7 +68,7 @@ def test_a_layer_takes_no_more_launches_than_it_may() -> None:
 @pytest.mark.parametrize(
     "kind", ["dense", "experts", "hybrid", "hybrid with an MTP head", "latent", "gpt-oss"]
 )
-@pytest.mark.rotates(5, always=("experts",))
+@pytest.mark.rotates(5)
 def test_no_step_asks_for_a_kernel_that_the_warm_up_has_not_made(kind: str) -> None:
     """Or all streams would wait for a compiler, by the length of a prompt."""
     (found,) = run(str(ROOT / "tests/support/kernels/late_variants.py"), kind)

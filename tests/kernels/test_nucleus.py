@@ -124,6 +124,7 @@ def check(z: Tensor, params: DrawParams, ran: Ran) -> None:
     values=st.lists(LOGITS, min_size=50, max_size=50),
     seed=st.integers(0, 99),
 )
+@pytest.mark.rotates(3)
 def test_every_rule_leaves_what_the_reference_leaves(
     gpu: str,
     cases: list[tuple[float, dict[str, float]]],

@@ -60,7 +60,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_bad_words_are_banned_at_the_start_and_after_a_space(pair: Pair, word: str) -> None:
     banned = [list(one.token_ids) for one in bad_words([word], pair.ours, 1)]
     for text in (word, f" {word}"):

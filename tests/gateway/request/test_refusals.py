@@ -260,6 +260,7 @@ async def test_routes_and_methods(stack: Stack) -> None:
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.rotates(3)
 async def test_the_schedulers_refusals_keep_their_status(
     stack: Stack,
     cause: SurestepError,

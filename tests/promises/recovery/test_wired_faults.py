@@ -27,7 +27,7 @@ from surestep_common import access
 from surestep_common.rpc import connect
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.rotates(2)]
 PLAIN = Setup("none", 1)
 FREED_S = 5.0  # within 0.5 s where nothing else runs
 MOST_OF_ONE = sum(ask.num_choices for ask in mix(random.Random(SEED)))  # sequences of a gateway

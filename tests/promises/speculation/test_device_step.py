@@ -143,7 +143,7 @@ def test_a_hybrid_on_a_device_answers_the_same(
 @pytest.mark.parametrize("conditions", [ON_DEVICE, CAPTURED, LATE], ids=["eager", "all", "late"])
 @pytest.mark.parametrize("where", ["mixed", "preempted"])
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("flip-1", 3), ("ragged", 4)])
-@pytest.mark.rotates(4, always=("flip-1-3-mixed-all", "ragged-4-preempted-late"))
+@pytest.mark.rotates(8, always=("flip-1-3-mixed-all", "ragged-4-preempted-late"))
 def test_gpt_oss_on_a_device_answers_the_same(
     gpt_oss_bench: ParityBench, drafter: str, k: int, where: str, conditions: Conditions
 ) -> None:

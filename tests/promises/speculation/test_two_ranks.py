@@ -21,7 +21,7 @@ def setup_of(bench: ParityBench, drafter: str, k: int, mutant: str = "") -> Rank
 
 
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ngram", 4), ("ragged", 3)])
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_equal_one(bench: ParityBench, drafter: str, k: int) -> None:
     with two_ranks(setup_of(bench, drafter, k)) as (step, facts):
         answers = serve(step, facts, bench.requests, WHERE, depth=1)
@@ -40,7 +40,7 @@ def assert_disordered_pair_equals_one(bench: ParityBench, drafter: str, k: int, 
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("mtp", 4, 2), ("ragged", 3, 0)])
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_of_a_hybrid_equal_one(
     hybrid_bench: ParityBench, drafter: str, k: int, depth: int
 ) -> None:
@@ -48,7 +48,7 @@ def test_two_ranks_of_a_hybrid_equal_one(
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("ngram", 4, 2), ("ragged", 3, 0)])
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_of_gpt_oss_equal_one(
     gpt_oss_bench: ParityBench, drafter: str, k: int, depth: int
 ) -> None:
@@ -56,7 +56,7 @@ def test_two_ranks_of_gpt_oss_equal_one(
     assert_disordered_pair_equals_one(gpt_oss_bench, drafter, k, depth)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_with_indexers_equal_one(glm_dsa_bench: ParityBench) -> None:
     """Heads are shared out; latents, index keys and what is chosen are the same on both."""
     assert_disordered_pair_equals_one(glm_dsa_bench, "mtp", 3, depth=1)
@@ -76,32 +76,32 @@ def wrong_answers_of_experts(bench: ParityBench, mutant: str) -> set[str]:
     return {n for n, a in answers.items() if a.token_ids != bench.expected[n].token_ids}
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_experts_and_ties_of_two_ranks(glm_with_ties: ParityBench) -> None:
     assert wrong_answers_of_experts(glm_with_ties, mutant="") == set()
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_a_rank_that_chooses_otherwise_is_seen_at_once(glm_with_ties: ParityBench) -> None:
     """Though both ranks have the same wrong sums: what was chosen is part of the digests."""
     with pytest.raises(LedgerError, match="digest"):
         wrong_answers_of_experts(glm_with_ties, "ties_to_the_highest_positions")
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_a_rank_without_experts_is_seen(glm_with_ties: ParityBench) -> None:
     """By its answers: the digests do not tell, since both ranks have the same wrong sums."""
     assert wrong_answers_of_experts(glm_with_ties, "experts_of_a_rank_dropped")
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_where_no_scores_are_equal_ties_do_not_matter(glm_dsa_bench: ParityBench) -> None:
     """So it is ties that the mutant above is caught by, not how it computes scores."""
     assert wrong_answers_of_experts(glm_dsa_bench, "ties_to_the_highest_positions") == set()
 
 
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_whose_steps_stay_on_their_device(
     bench: ParityBench, drafter: str, k: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_two_ranks_whose_steps_stay_on_their_device(
     assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_capture_what_both_can(bench: ParityBench) -> None:
     """All of it before they are ready: a collective is captured by every rank or by none."""
     shapes = list[int]()
@@ -138,7 +138,7 @@ def test_two_gpus_answer_as_one_cpu_does(bench: ParityBench, drafter: str, k: in
         assert answers[name].token_ids == expected.token_ids, name
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_two_ranks_make_one_vector(bench: ParityBench) -> None:
     """Every rank sums the same hidden states; the digests would tell otherwise."""
     requests = for_vectors([request.prompt_ids for request in bench.requests[:6]])
@@ -158,7 +158,7 @@ def test_a_changed_bit_is_found_in_its_own_step(bench: ParityBench) -> None:
         serve(step, facts, bench.requests, WHERE, depth=1)
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 def test_a_gate_of_one_rank_is_no_silent_hang(bench: ParityBench) -> None:
     found = pytest.raises((LedgerError, RankFailed))
     setup = setup_of(bench, "ragged", 3, "rank_local_gate")

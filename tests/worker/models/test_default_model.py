@@ -83,7 +83,7 @@ def default() -> Default:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @torch.no_grad()
-@pytest.mark.rotates(5)
+@pytest.mark.rotates(10)
 def test_greedy_ids_equal_transformers(default: Default, prompt: str) -> None:
     encoded = default.tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}],

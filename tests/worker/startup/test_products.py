@@ -162,6 +162,7 @@ def test_the_weights_of_a_model_are_met_once_of_each_kind(tmp_path: Path) -> Non
     assert len(met) == len({tuple(packed.data.shape) for packed in met}) == 5
 
 
+@pytest.mark.rotates(3)
 def test_ranks_take_one_family(tmp_path: Path) -> None:
     address = free_address()
     run(settle_main, [(rank, address, tmp_path) for rank in range(2)])
