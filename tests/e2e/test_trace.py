@@ -17,7 +17,7 @@ _OPS = PurePath("kernels", "surestep_kernels")
 # What one streamed chat request of 24 tokens runs through. These may only come down: a function
 # that moves to a file of its own makes its reader open one more. Up to four are of what happens at
 # intervals, heartbeats for one.
-_MOST_FILES, _MOST_FOLDERS = 108, 27
+_MOST_FILES, _MOST_FOLDERS = 108, 26
 
 
 def _product(name: str) -> PurePath | None:
