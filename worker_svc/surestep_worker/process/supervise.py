@@ -37,13 +37,6 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(Notifier().beat())
-        await _serve(settings, started, stop)
-        beating.cancel()
-
-
-async def _serve(settings: WorkerSettings, started: Started | None, stop: asyncio.Event) -> None:
     first = RankProcess(started) if started is not None else None
     supervisor = Supervisor(rank_command(), settings, first=first)
     service = pb.DESCRIPTOR.services_by_name["Supervisor"]
@@ -56,9 +49,11 @@ async def _serve(settings: WorkerSettings, started: Started | None, stop: asynci
     await server.set_serving(True)
     try:
         async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(Notifier().beat())
             running = tasks.create_task(supervisor.run())
             await stop.wait()
             await end(running)
+            beating.cancel()
     finally:
         await server.stop(grace_s=0)
 
