@@ -120,7 +120,7 @@ class Verification:
         await self._meter.lap()
         for sampling in Sampling:
             await self._refer(self._main, sampling, f"{sampling}, the reference")
-        reference_windows = (await self._meter.lap()).drafts.windows
+        windows = (await self._meter.lap()).drafts.windows
         await self._alone()
         await self._together()
         await self._at_limit()
@@ -131,8 +131,8 @@ class Verification:
         await self._meter.lap()
         checks = await self._look()
         await self._explain()
-        compared = self._main, self._results, struck, self._meter.total
-        return Findings(*compared, reference_windows, checks, self._skipped)
+        counts = self._meter.total
+        return Findings(self._main, self._results, struck, counts, windows, checks, self._skipped)
 
     async def _warm_up(self) -> None:
         """Run the slow first steps of a server and find prompts that it refuses."""
