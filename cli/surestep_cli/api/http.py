@@ -94,8 +94,8 @@ def call(
     """GET, or POST with a JSON body. Every HTTP status is returned; OSError without a response.
 
     `certificate` is the one that the server must present, whatever name it contains; without it,
-    servers are verified as usual. The URL of a Unix socket is unix://PATH/..., with %2F
-    for / in its path.
+    servers are verified as usual. The URL of a Unix socket is unix://PATH/..., with %2F for / in
+    its path.
     """
     tls = context_of_client(certificate) if url.startswith("https") else None
     with _opened(url, body, api_key, timeout_s, tls) as response:

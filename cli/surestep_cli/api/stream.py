@@ -9,7 +9,7 @@ from typing import Any
 
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import message_in, message_of
+from .http import message_in, message_of
 
 _DATA, _DONE = b"data:", b"[DONE]"
 UNFINISHED = "the stream ended without [DONE]"
