@@ -75,7 +75,7 @@ def pickle_tokenizer(folder: Path) -> None:
 
 
 def bring_code(folder: Path) -> None:
-    """As remote code of transformers, and as modules that Python would look for here."""
+    """Add remote code of transformers, and modules that Python would look for here."""
     for name in ("modeling", "torch", "numpy", "orjson", "surestep_worker", "sitecustomize"):
         (folder / f"{name}.py").write_text("open('executed', 'w')\n")
     names = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}

@@ -72,7 +72,7 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
 
 
 async def steps_of(client: httpx.AsyncClient, number: int) -> float:
-    """Of the server, while it answers a short prompt."""
+    """Return the steps of the server while it answers a short prompt."""
     before = await metric(client, "surestep:steps_total")
     response = await post(client, {"prompt": prompt(number, 3), "max_tokens": 1, "user": "modest"})
     assert response.status_code == 200, response.text

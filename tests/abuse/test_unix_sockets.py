@@ -36,7 +36,7 @@ as_root = pytest.mark.skipif(
 
 
 def stranger(code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """What Python says when another user of the machine runs this."""
+    """Run this in Python as another user of the machine."""
     user = f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"
     command = ["setpriv", *user, "python3", "-c", code, argument]
     path = {"PATH": "/usr/bin:/bin"}  # the Python of the machine, which every user can read

@@ -35,7 +35,7 @@ class Talker:
         self.bodies: list[dict[str, Any]] = []
 
     async def models(self, _: web.Request) -> web.Response:
-        """One."""
+        """List one model."""
         return web.json_response({"data": [{"id": "talker"}]})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -128,7 +128,7 @@ async def test_what_goes_wrong_is_told(
 async def test_settings_of_servers_are_not_those_of_clients(
     talker: Talker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a container of the server."""
+    """Commands also run in a container of the server, beside its variables."""
     monkeypatch.setenv("SURESTEP_MODEL", "/models/folder")
     monkeypatch.setenv("SURESTEP_SEED", "3")
     monkeypatch.setenv("SURESTEP_URL", talker.url)

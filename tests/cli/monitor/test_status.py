@@ -34,7 +34,7 @@ RANK = WorkerInfo(rank=0, pid=4, last_epoch=3, last_step=9, last_step_age_s=0.25
 
 
 def document(*schedulers: SchedulerStatus | None) -> dict[str, Any]:
-    """As the gateway writes it."""
+    """Return the status as the gateway writes it."""
     shown = [
         {
             "url": f"s:{number}",

@@ -28,7 +28,7 @@ class Hub(NamedTuple):
     fetched: list[str]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Of a process that uses it, with a cache of its own."""
+        """Return the variables of a process that uses it, with a cache of its own."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
 
 
@@ -136,7 +136,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def fetch(model: str, files: Hub, home: Path, **variables: str) -> tuple[str, str, set[str]]:
-    """What `surestep fetch` prints, and which files it has fetched."""
+    """Return what `surestep fetch` prints, and which files it has fetched."""
     del files.fetched[:]
     variables = {"XDG_CACHE_HOME": str(home / "cache"), **files.environment(home), **variables}
     command = (sys.executable, "-m", "surestep_cli", "fetch", model)
