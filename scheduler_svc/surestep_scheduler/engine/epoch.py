@@ -158,13 +158,14 @@ class Epoch:
             state.counters.fenced_messages += 1
             return
         outputs = commit_result(state, outcome)
+        before = self._monitor.last_step_at
         sent, took_s = self._monitor.answered(1e-6 * outcome.times[0].gap_us, now)
+        since_s = now - before if sent.follows and before is not None else took_s
         self._monitor.times.answered(took_s, outcome.times, follows=sent.follows)
         self._monitor.recent.add(outcome, sent.mode, now, took_s)
         if sent.expected.us:
-            rows, of_it = outcome.rows, outcome.times[0].took
             state.speculation.took(
-                sent.expected, 1e6 * took_s, of_it, rows.len_before, rows.n_drafts
+                sent.expected, 1e6 * took_s, 1e6 * since_s, outcome.times[0].took, outcome.rows
             )
         if any(output.token_ids or output.pooled for output in outputs):
             self._monitor.last_token_at = self._token_at = now

@@ -82,8 +82,13 @@ class _StepBuilder:
         share = max(spare - for_prompts, 0) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
+        context = slots.len_hi[slot]
         proposed, looked_up = state.speculation.lengths(
-            slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
+            slot,
+            caps,
+            context,
+            context - slots.drafter_len[slot],
+            num_tokens=len(slot) + prompt_tokens,
         )
         catch_up = self._catch_up.grant(slot, proposed > 0)
         proposed[~catch_up.whole] = 0

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from surestep_common.invariants import IntArray
 
+from .contest import Mark
+
 FloatArray = npt.NDArray[np.float64]
 
 _WORTHWHILE = 1.05  # tokens per second against those without drafts; less is within the noise
@@ -71,13 +73,51 @@ def rising(costs: FloatArray) -> FloatArray:
     return middle / 2
 
 
+class Factors(NamedTuple):
+    """What drafts turned out to bring and to cost, as multiples of what is computed."""
+
+    tokens: float = 1.0
+    time: float = 1.0
+
+
+_AS_COMPUTED = Factors()
+
+
 class DraftChoice(NamedTuple):
-    """Drafts of a step."""
+    """The best drafts of a step. `Factors` are in its rates, and not in other predictions."""
 
     lengths: IntArray  # drafts of each row [R]
+    value: float  # of the best: tokens per second as a multiple of those without drafts
     price: float  # of one more row that drafts, in tokens that the time would yield otherwise
-    cost_us: float  # of the step, overhead left out
+    plain_price: float  # the same in a step without drafts
+    plain_us: float  # predicted time of the step without drafts, overhead included
+    more_us: float  # that these drafts add
     draft_us: float  # of that, for drafting
+    tokens: FloatArray  # predicted accepted drafts of each row [R]
+
+    def if_worthwhile(self) -> DraftChoice:
+        """Return the drafts if they are worth more than the noise, else none."""
+        return self if self.value >= _WORTHWHILE else self.without_drafts()
+
+    def without_drafts(self) -> DraftChoice:
+        """Return the same step with no drafts."""
+        return self._replace(
+            lengths=np.zeros_like(self.lengths),
+            price=self.plain_price,
+            more_us=0.0,
+            draft_us=0.0,
+            tokens=np.zeros_like(self.tokens),
+        )
+
+    def expected(self, overhead_us: float, mark: Mark | None) -> Expected:
+        """Return what is expected of the step, the overhead left out of its time."""
+        return Expected(
+            self.plain_us - overhead_us + self.more_us,
+            self.draft_us,
+            self.tokens,
+            self.more_us / self.plain_us,
+            mark,
+        )
 
 
 def draft_lengths(
@@ -90,6 +130,7 @@ def draft_lengths(
     overhead_us: float,
     catches_up: bool,
     looked_up: bool = False,
+    factors: Factors = _AS_COMPUTED,
 ) -> DraftChoice:
     """Choose for rows [R] that decode, within `caps` drafts each, at least one of which is above 0.
 
@@ -99,30 +140,45 @@ def draft_lengths(
     `catches_up`: the drafter first makes up for the tokens of the step before; `looked_up`: there
     is no drafter, drafts cost their rows and nothing else.
     """
-    candidates = np.arange(caps.max()) < caps[:, None]
-    row, position = np.nonzero(candidates)
-    chances = np.repeat(np.minimum(acceptance, _SURE)[:, None], caps.max(), axis=1)
-    gain = chances.cumprod(axis=1)[candidates]
+    positions = np.arange(int(caps.max()))
+    row, position = (positions < caps[:, None]).nonzero()
+    gain = (np.minimum(acceptance, _SURE)[:, None] ** (positions + 1))[row, position]
     context_us = costs.per_context_token * context
     plain_us = float(costs.step[num_tokens] + context_us.sum()) + overhead_us
     without = len(caps) / plain_us
-    order = (without * context_us[row] - gain).argsort()
-    tokens = gain[order].cumsum()
-    step_us = costs.step[num_tokens + 1 : num_tokens + 1 + len(row)] - costs.step[num_tokens]
-    drafting = np.zeros_like(costs.draft) if looked_up else costs.draft
-    draft_us = _draft_us(position[order], tokens * catches_up, drafting)
-    more_us = step_us + context_us[row[order]].cumsum() + draft_us
-    rates = (len(caps) + tokens) / (plain_us + more_us)
+    order = ((without * factors.time) * context_us[row] - factors.tokens * gain).argsort()
+    row, position, gain = row[order], position[order], gain[order]
+    tokens = gain.cumsum()
+    reach = num_tokens + 1
+    more_us = costs.step[reach : reach + len(row)] - costs.step[num_tokens]
+    more_us += context_us[row].cumsum()
+    draft_us = None if looked_up else _draft_us(position, tokens * catches_up, costs.draft)
+    if draft_us is not None:
+        more_us += draft_us
+    rates = (len(caps) + factors.tokens * tokens) / (plain_us + factors.time * more_us)
     best = int(rates.argmax())
-    rate = float(rates[best])
-    if rate < _WORTHWHILE * without:
-        rate, best = without, -1
-    more, spent = (float(more_us[best]), float(draft_us[best])) if best >= 0 else (0.0, 0.0)
-    lengths = np.bincount(row[order[: best + 1]], minlength=len(caps))
+    rate, taken = float(rates[best]), row[: best + 1]
+    lengths = np.bincount(taken, minlength=len(caps))
+    drafting = None if looked_up else costs.draft
+    context_each_us = float(context_us.sum()) / len(caps)
     reach, rows = num_tokens + best + 1, int(np.count_nonzero(lengths))
-    one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(drafting[rows : rows + 2])
-    price = float(rate * (one_more_us[0] + context_us.mean()))
-    return DraftChoice(lengths, price, plain_us - overhead_us + more, spent)
+    one_more_us = _rise(costs.step, reach) + _rise(drafting, rows) + context_each_us
+    first_us = _rise(costs.step, num_tokens) + _rise(drafting, 0) + context_each_us
+    return DraftChoice(
+        lengths,
+        rate / without,
+        price=rate * one_more_us,
+        plain_price=without * first_us,
+        plain_us=plain_us,
+        more_us=float(more_us[best]),
+        draft_us=0.0 if draft_us is None else float(draft_us[best]),
+        tokens=np.bincount(taken, gain[: best + 1], len(caps)).astype(np.float64, copy=False),
+    )
+
+
+def _rise(costs: FloatArray | None, at: int) -> float:
+    """Return what one more row costs beside so many."""
+    return 0.0 if costs is None else float(costs[at + 1] - costs[at])
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:
@@ -145,10 +201,13 @@ _SIZES = 4  # that are told apart, from a number of rows to its double
 
 
 class Expected(NamedTuple):
-    """Expected time of a step, in microseconds; 0 = not known."""
+    """Expectation of a step: its time in microseconds, 0 = not known, and what its drafts bring."""
 
     us: float = 0.0
     draft_us: float = 0.0  # of these, for drafting
+    tokens: FloatArray | None = None  # accepted drafts of each row [R]; None = not known
+    more: float = 0.0  # time that drafts add, as a share of the step without them
+    mark: Mark | None = None  # if the step is part of a trial
 
 
 class Took(NamedTuple):
@@ -172,7 +231,8 @@ class LearntCosts:
         self._common = self._built = 1.0  # of all costs; in `now`
         self._own = np.ones(int(self._size[-1]) + 1)  # of steps, by size
         self._seen = np.zeros(len(self._own))
-        self._draft, self._drafts_seen = 1.0, 0.0
+        self._draft = self._built_draft = 1.0  # of drafting; in `now`
+        self._drafts_seen = 0.0
         self._steps = 0
 
     def of_step(self, len_before: IntArray, n_drafts: IntArray) -> float:
@@ -203,15 +263,16 @@ class LearntCosts:
             beyond = took.step_us / (alike_us * self._common) - 1
             self._own[size] *= 1 + _weight(self._seen[size], _OWN_MEMORY) * beyond
         if expected.draft_us:
-            beyond = took.draft_us * self._built / (expected.draft_us * self._common) - 1
-            self._draft *= 1 + _weight(self._drafts_seen, _OWN_MEMORY) * beyond
+            measured_us = expected.draft_us / (self._built * self._built_draft)
+            beyond = took.draft_us / (measured_us * self._common) - self._draft
+            self._draft += _weight(self._drafts_seen, _OWN_MEMORY) * beyond
             self._drafts_seen += 1
         self._steps += 1
         if self._steps % _REBUILT == 0:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        measured, self._built = self._measured, self._common
+        measured, self._built, self._built_draft = self._measured, self._common, self._draft
         self.now = StepCosts(
             rising(measured.step * self._own[self._size]) * self._common,
             measured.draft * self._draft * self._common,

@@ -4,19 +4,30 @@ Acceptance is estimated from windows that were verified. A request that is given
 nothing about its own, so one is probed now and then; probes may take a small share of the time. A
 model whose drafter fails altogether is suspended. Steps take longer than the workers need by
 themselves, because scheduler and gateway have work to do too; by how much is learnt as they run,
-and what steps cost the workers is learnt anew.
+and what steps cost the workers is learnt anew. All that predicts; a contest of steps with the
+drafter and without it has the last word.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
-from surestep_common.invariants import BoolArray, IntArray
+from surestep_common.invariants import BoolArray, IntArray, ResultRows
 
-from .draft_length import Expected, FloatArray, LearntCosts, StepCosts, Took, draft_lengths
+from .contest import Contest, Outlook
+from .draft_length import (
+    DraftChoice,
+    Expected,
+    Factors,
+    FloatArray,
+    LearntCosts,
+    StepCosts,
+    Took,
+    draft_lengths,
+)
 
 _MODEL_MEMORY = 256.0  # trials that the model's estimate rests on
 _FIRST_GUESS = 0.7  # acceptance before anything is known
@@ -75,6 +86,8 @@ logger = logging.getLogger(__name__)
 
 _PROBE = 2  # drafts
 _PROBE_SHARE = 0.005  # of the time
+_KEPT = 4  # steps of the same rows for which a choice holds
+_MAKES_UP = 2  # times what a step may commit: a drafter so far behind did not draft of late
 _MEMORY = 0.02  # weight of the newest step in the running means
 _INTERRUPTED = 8.0  # times a step's cost: what took longer teaches nothing
 _STEEPEST = 4.0  # times the measured costs
@@ -161,6 +174,46 @@ class Lengths(NamedTuple):
     looked_up: IntArray  # otherwise
 
 
+class Batch(NamedTuple):
+    """Rows [R] of a step that decode, and the input rows of the step without drafts."""
+
+    slot: IntArray
+    caps: IntArray  # most drafts
+    context: IntArray  # tokens
+    behind: IntArray  # tokens that the drafter's state lacks
+    num_tokens: int
+
+
+Kind = Literal["best", "hopeful", "found"]
+
+
+class Choices:
+    """Choices of draft lengths, made when they are asked for, and kept for some steps of a batch:
+    they take long beside a step of one row, and change little."""
+
+    def __init__(self) -> None:
+        self._made: dict[Kind, DraftChoice] = {}
+        self._batch: tuple[bytes, bytes, int] | None = None
+        self._until = 0  # step
+
+    def meet(self, batch: Batch, step: int) -> None:
+        """Forget what is old or of another batch."""
+        key = batch.slot.tobytes(), batch.caps.tobytes(), batch.num_tokens
+        if key != self._batch or step >= self._until:
+            self._made.clear()
+            self._batch, self._until = key, step + _KEPT
+
+    def forget(self) -> None:
+        """Forget all: a slot has another request."""
+        self._batch = None
+
+    def get(self, kind: Kind, make: Callable[[], DraftChoice]) -> DraftChoice:
+        """Return what is kept, or what is made now."""
+        if kind not in self._made:
+            self._made[kind] = make()
+        return self._made[kind]
+
+
 class Speculation:
     """Estimates of acceptance and of costs. Steps are counted here, over all epochs.
 
@@ -173,6 +226,8 @@ class Speculation:
         self.pays = True  # the newest decision let the drafter propose for some row
         self.expected = Expected()  # of the newest step, overhead left out
         self.overhead = Overhead()
+        self.contest = Contest()
+        self._choices = Choices()
         self.proposed, self.looked_up = Estimates(0), Estimates(0)
         self._credit_us = 0.0  # time that probes may take
         self._step = 0
@@ -196,13 +251,14 @@ class Speculation:
         self._costs = LearntCosts(costs) if costs is not None else None
         self.proposed.clear(num_slots)
         self.looked_up.clear(num_slots)
-        self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
+        self.contest.abandon()
+        self._choices.forget()
 
     def admit(self, slot: int, known: AcceptanceStats) -> None:
         """Start the estimate of a slot from what is known of its request."""
         self.proposed.admit(slot, known)
         self.looked_up.admit(slot, AcceptanceStats())
-        self.drafted_at[slot] = self._step
+        self._choices.forget()
 
     def release(self, slot: int) -> AcceptanceStats:
         """Return what is known of the request that leaves a slot."""
@@ -218,9 +274,12 @@ class Speculation:
         return self.pays and self.alarm.allows(self._step)
 
     def lengths(
-        self, slot: IntArray, caps: IntArray, context: IntArray, num_tokens: int
+        self, slot: IntArray, caps: IntArray, context: IntArray, behind: IntArray, num_tokens: int
     ) -> Lengths:
-        """Choose the drafts of the rows [R] of a step, at most `caps` each."""
+        """Choose the drafts of the rows [R] of a step, at most `caps` each.
+
+        `behind` is by how many tokens the drafter's state is behind each row.
+        """
         self._step += 1
         self.expected = Expected()
         none = np.zeros_like(caps)
@@ -228,67 +287,113 @@ class Speculation:
             return Lengths(none, none)
         if not self._adaptive or self._costs is None or not caps.any():
             return Lengths(caps, caps if self._looks_up else none)
-        costs = self._costs.now
-        choose = partial(
-            draft_lengths,
-            caps=caps,
-            context=context,
-            num_tokens=num_tokens,
-            costs=costs,
-            overhead_us=self.overhead.us,
-        )
-        choice = choose(self.proposed.of(slot), catches_up=self._has_state)
-        self.expected = Expected(choice.cost_us, choice.draft_us)
-        self.pays = bool(choice.lengths.any())
+        batch = Batch(slot, caps, context, behind * self._has_state, num_tokens)
+        self._choices.meet(batch, self._step)
+        proposed = self._proposed(batch, self._costs.now)
+        lengths = proposed.lengths.copy()
         self._credit_us += _PROBE_SHARE * (self.expected.us + self.overhead.us)
-        if choice.price < 1:  # else not even a draft that is accepted for certain would pay
-            self._probe(slot, caps, choice.lengths, costs, num_tokens)
-        self.drafted_at[slot[choice.lengths > 0]] = self._step
+        # Where the price is above 1, not even a draft that is accepted for certain would pay.
+        if proposed.price < 1 and self.expected.mark is None:
+            self._probe(batch, lengths, self._costs.now)
         if not self._looks_up:
-            return Lengths(choice.lengths, none)
-        found = choose(self.looked_up.of(slot), catches_up=False, looked_up=True)
+            return Lengths(lengths, none)
+        found = self._choice("found", batch).if_worthwhile()
+        looked_up = found.lengths.copy()
         if found.price < 1:
-            self._probe_lookups(slot, caps, found.lengths, costs, num_tokens)
-        return Lengths(choice.lengths, found.lengths)
+            self._probe_lookups(batch, looked_up, self._costs.now)
+        return Lengths(lengths, looked_up)
 
-    def _probe(
-        self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
-    ) -> None:
+    def _choice(self, kind: Kind, batch: Batch) -> DraftChoice:
+        """Return the best drafts that are looked up, or of the drafter, as far as it is known or as
+        it is hoped what they cost."""
+        return self._choices.get(kind, lambda: self._choose(kind, batch))
+
+    def _choose(self, kind: Kind, batch: Batch) -> DraftChoice:
+        assert self._costs is not None
+        rows, contest, looked_up = len(batch.slot), self.contest, kind == "found"
+        time = contest.hopeful(rows) if kind == "hopeful" else contest.time(rows)
+        estimates = self.looked_up if looked_up else self.proposed
+        return draft_lengths(
+            estimates.of(batch.slot),
+            batch.caps,
+            batch.context,
+            num_tokens=batch.num_tokens,
+            costs=self._costs.now,
+            overhead_us=self.overhead.us,
+            catches_up=self._has_state,
+            looked_up=looked_up,
+            factors=Factors() if looked_up else Factors(contest.tokens, time),
+        )
+
+    def _proposed(self, batch: Batch, costs: StepCosts) -> DraftChoice:
+        """Return what the drafter should propose, and note what is expected of the step."""
+        contest, rows, missing = self.contest, len(batch.slot), int(batch.behind.sum())
+        makes_up = missing > _MAKES_UP * int(batch.caps.sum() + rows)
+        catch_up_us = float(costs.draft[min(missing, len(costs.draft) - 1)]) * makes_up
+
+        def outlook(kind: Kind) -> Outlook:
+            choice = self._choice(kind, batch)
+            gain = contest.tokens * float(choice.tokens.sum()) / rows
+            return Outlook(rows, choice.plain_us, choice.more_us, gain, catch_up_us)
+
+        drafts, mark = contest.way(
+            outlook("best"), lambda: outlook("hopeful"), has_prompts=batch.num_tokens > rows
+        )
+        self.pays = contest.drafts
+        choice = self._choice("hopeful" if drafts and not self.pays else "best", batch)
+        if not drafts:
+            choice = choice.without_drafts()
+        self.expected = choice.expected(self.overhead.us, mark)
+        if makes_up:  # of what drafting costs usually it tells nothing
+            self.expected = self.expected._replace(draft_us=0.0)
+        return choice
+
+    def _probe(self, batch: Batch, lengths: IntArray, costs: StepCosts) -> None:
         """Let the drafter propose for one of the rows [R] without drafts, if there is time for it.
 
         A drafter with state has to make up for what the request gained since it drafted last.
         """
-        row = _least_known(self.proposed.trials[slot], (lengths == 0) & (caps > 0))
+        if self._credit_us < 2 * costs.draft[1]:
+            return
+        row = _least_known(self.proposed.trials[batch.slot], (lengths == 0) & (batch.caps > 0))
         if row is None:
             return
-        lag = int(self._step - self.drafted_at[slot[row]]) * self._has_state
-        drafting_us = costs.draft[min(1 + lag, len(costs.draft) - 1)] + costs.draft[1]
-        cost_us = drafting_us + _rows_us(costs, num_tokens + int(lengths.sum()))
+        missing = min(1 + int(batch.behind[row]), len(costs.draft) - 1)
+        drafting_us = costs.draft[missing] + costs.draft[1]
+        cost_us = drafting_us + _rows_us(costs, batch.num_tokens + int(lengths.sum()))
         if self._credit_us >= cost_us:
             self._credit_us = 0.0
             # Of what drafting costs usually it tells nothing: most of it is making up.
-            self.expected = Expected(self.expected.us + float(cost_us), 0.0)
-            lengths[row] = min(int(caps[row]), _PROBE)
+            self.expected = Expected(self.expected.us + float(cost_us))
+            lengths[row] = min(int(batch.caps[row]), _PROBE)
 
-    def _probe_lookups(
-        self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
-    ) -> None:
+    def _probe_lookups(self, batch: Batch, lengths: IntArray, costs: StepCosts) -> None:
         """The same with what is looked up."""
-        row = _least_known(self.looked_up.trials[slot], (lengths == 0) & (caps > 0))
-        cost_us = _rows_us(costs, num_tokens + int(lengths.sum()))
-        if row is not None and self._credit_us >= cost_us:
+        cost_us = _rows_us(costs, batch.num_tokens + int(lengths.sum()))
+        if self._credit_us < cost_us:
+            return
+        row = _least_known(self.looked_up.trials[batch.slot], (lengths == 0) & (batch.caps > 0))
+        if row is not None:
             self._credit_us = 0.0
-            lengths[row] = min(int(caps[row]), _PROBE)
+            lengths[row] = min(int(batch.caps[row]), _PROBE)
 
     def took(
-        self, expected: Expected, us: float, of_it: Took, len_before: IntArray, n_drafts: IntArray
+        self, expected: Expected, us: float, since_us: float, of_it: Took, rows: ResultRows
     ) -> None:
-        """Learn from what a step of rows [R] took, in all and the workers."""
+        """Learn from what a step of rows [R] without prompts took, in all and the workers, and how
+        long after the one before it came to an end."""
         if self._costs is None:
             return
+        len_before, n_drafts = rows.len_before, rows.n_drafts
         step_us = self._costs.of_step(len_before, n_drafts)
         self.overhead.observe(step_us + expected.draft_us, us)
         self._costs.observe(expected, of_it, len_before, n_drafts)
+        own = (rows.n_looked_up == 0) & (rows.n_forced == 0)  # not given by anything else
+        if expected.mark is not None:
+            self.contest.took(expected.mark, since_us, expected.more, clean=bool(own.all()))
+        if expected.tokens is not None:
+            predicted = float(expected.tokens[own].sum())
+            self.contest.accepted(predicted, int(rows.n_accepted[own].sum()))
 
     def observe(
         self, slot: IntArray, drafts: IntArray, accepted: IntArray, looked_up: BoolArray

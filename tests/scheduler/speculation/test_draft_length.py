@@ -35,7 +35,7 @@ def choose(
         costs=table,
         overhead_us=0.0,
         catches_up=False,
-    )
+    ).if_worthwhile()
 
 
 def random_costs(rng: np.random.Generator) -> StepCosts:
@@ -75,7 +75,7 @@ def test_near_the_best_and_never_below_none(seed: int) -> None:
         costs=table,
         overhead_us=overhead_us,
         catches_up=False,
-    )
+    ).if_worthwhile()
 
     def rate(lengths: tuple[int, ...]) -> float:
         return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table, overhead_us)
@@ -113,15 +113,19 @@ def test_the_step_below_a_jump_is_filled() -> None:
 
 def test_drafts_of_long_contexts_are_given_up_first() -> None:
     table = costs([1000, 1050, 1100, 1200, 1400], [], per_context_token=0.1)
-    lengths = draft_lengths(
-        np.full(2, 0.7),
-        np.full(2, 3),
-        np.array([100, 20_000]),
-        num_tokens=2,
-        costs=table,
-        overhead_us=0.0,
-        catches_up=False,
-    ).lengths.tolist()
+    lengths = (
+        draft_lengths(
+            np.full(2, 0.7),
+            np.full(2, 3),
+            np.array([100, 20_000]),
+            num_tokens=2,
+            costs=table,
+            overhead_us=0.0,
+            catches_up=False,
+        )
+        .if_worthwhile()
+        .lengths.tolist()
+    )
     assert lengths[0] > lengths[1]
 
 

@@ -33,7 +33,7 @@ def choose(costs: StepCosts, acceptance: float) -> DraftChoice:
     return draft_lengths(
         np.array([acceptance]), np.array([4]), np.array([CONTEXT]),
         num_tokens=1, costs=costs, overhead_us=0.0, catches_up=False,
-    )  # fmt: skip
+    ).if_worthwhile()  # fmt: skip
 
 
 def run_steps(costs: LearntCosts, truth: StepCosts, drafts: list[int], slower: float = 1.0) -> None:
@@ -82,3 +82,13 @@ def test_a_step_of_more_rows_than_were_measured_is_taken() -> None:
     for _ in range(16):
         costs.observe(Expected(1.0), Took(1e5, 0.0), rows, rows)
     assert np.isfinite(costs.now.step).all()
+
+
+def test_what_drafting_takes_is_learnt_once_and_not_again_until_it_is_used() -> None:
+    """What is expected is of the costs as last used: each step shows the same difference."""
+    costs = LearntCosts(TRUE)
+    took = Took(float(TRUE.step[2]) + 0.5 * 2 * CONTEXT, 3 * float(TRUE.draft[1]))
+    for _ in range(32):
+        expected = Expected(9000.0, float(costs.now.draft[1]))
+        costs.observe(expected, took, np.array([CONTEXT]), np.array([1]))
+    assert costs.now.draft[1] == pytest.approx(took.draft_us, rel=0.25)

@@ -44,7 +44,7 @@ def test_probes_take_a_small_share_of_the_time() -> None:
     busy = loop(hopeless, CHEAP)
     for _ in range(500):
         busy.step()
-    late = windows(busy)[50:]
+    late = windows(busy)[100:]
     probes = [caps for caps in late if any(caps)]
     assert len(probes) >= 3
     assert all(sorted(caps) == [0, 0, 2] for caps in probes)
@@ -56,7 +56,7 @@ def test_every_request_is_probed_in_turn() -> None:
     busy = loop(hopeless, CHEAP)
     for _ in range(500):
         busy.step()
-    rows = [caps.index(2) for caps in windows(busy)[50:] if any(caps)]
+    rows = [caps.index(2) for caps in windows(busy)[100:] if any(caps)]
     assert min(rows.count(row) for row in range(3)) >= len(rows) // 4
 
 
@@ -109,10 +109,13 @@ def test_a_drafter_that_recovers_is_used_again() -> None:
 
 
 def test_drafts_that_cannot_pay_are_not_probed() -> None:
+    """They are tried, all rows together: what costs say may be wrong."""
     busy = loop(perfect, DEAR)
-    for _ in range(100):
+    for _ in range(300):
         busy.step()
-    assert not any(any(caps) for caps in windows(busy))
+    tried = [caps for caps in windows(busy) if any(caps)]
+    assert 0 < len(tried) <= 10
+    assert sum(map(all, tried)) >= 8
 
 
 def looking_up(**changes: Any) -> FakeLoop:
