@@ -63,6 +63,19 @@ _GAUGES: tuple[Split[SchedulerStats], ...] = (
         ("state",),
         lambda s: _by_name(_block_states(s)),
     ),
+    Split(
+        "surestep:drafting_value",
+        "Tokens per second with drafts as a multiple of those without, by the most requests that "
+        "a step decodes: drafts are made where it is above 1.",
+        ("rows",),
+        lambda s: (((str(size.rows),), size.value) for size in s.drafting),
+    ),
+    Split(
+        "surestep:drafting_time_factor",
+        "Time that drafts add as a multiple of what is computed, found by comparing steps.",
+        ("rows",),
+        lambda s: (((str(size.rows),), size.time_factor) for size in s.drafting),
+    ),
 )
 _COUNTERS: tuple[Split[SchedulerStats], ...] = (
     Split(
@@ -88,6 +101,12 @@ _COUNTERS: tuple[Split[SchedulerStats], ...] = (
         "Drafts accepted at the position.",
         ("position",),
         lambda s: _by_place(s.num_accepted_tokens_per_pos),
+    ),
+    Split(
+        "surestep:drafting_trials",
+        "Steps with drafts compared with steps without.",
+        ("rows",),
+        lambda s: (((str(size.rows),), size.num_trials) for size in s.drafting),
     ),
     Split(
         "surestep:ledger_checks",

@@ -137,6 +137,16 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_snapshot_evictions=counters.snapshot_evictions,
         speculation_suspended=state.speculation.alarm.suspended,
         num_speculation_suspensions=state.speculation.alarm.num_suspensions,
+        drafting=[
+            pb.DraftingValue(
+                rows=size.rows,
+                value=size.value,
+                drafts=size.drafts,
+                time_factor=size.time,
+                num_trials=size.num_trials,
+            )
+            for size in state.speculation.contest.standings()
+        ],
         num_preemptions=counters.preemptions,
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,

@@ -6,7 +6,7 @@ Every list in it has a bound, and so has every text.
 from __future__ import annotations
 
 from pydantic import BaseModel
-from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats
+from surestep_proto.scheduler_pb2 import DraftingValue, SchedulerInfo, SchedulerStats
 
 from surestep_gateway.observability.clients import ClientsView
 from surestep_gateway.observability.step_metrics import drafted_at
@@ -56,6 +56,26 @@ class ModelView(BaseModel):
         )
 
 
+class DraftingView(BaseModel):
+    """What drafts are worth to steps of about the same size."""
+
+    rows: int  # that decode, at most
+    value: float  # tokens per second as a multiple of those without drafts
+    drafts: bool  # steps draft
+    time_factor: float  # time that drafts add, as a multiple of what is computed
+    trials: int
+
+    @classmethod
+    def of(cls, size: DraftingValue) -> DraftingView:
+        return cls(
+            rows=size.rows,
+            value=size.value,
+            drafts=size.drafts,
+            time_factor=size.time_factor,
+            trials=size.num_trials,
+        )
+
+
 class FiguresView(BaseModel):
     """Counters since the start of the scheduler's process, and gauges."""
 
@@ -77,6 +97,7 @@ class FiguresView(BaseModel):
     accepted_at: list[int]  # those in which it was accepted
     windows_by_accepted: list[int]  # index = drafts accepted
     speculation_suspended: bool
+    drafting: list[DraftingView]
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> FiguresView:
@@ -99,6 +120,7 @@ class FiguresView(BaseModel):
             accepted_at=list(stats.num_accepted_tokens_per_pos),
             windows_by_accepted=list(stats.steps.num_windows_by_accepted),
             speculation_suspended=stats.speculation_suspended,
+            drafting=[DraftingView.of(size) for size in stats.drafting],
         )
 
 

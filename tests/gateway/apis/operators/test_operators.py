@@ -5,7 +5,7 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.scheduler_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import DraftingValue, SchedulerStats
 
 SCHEDULER_NAMES = {
     "vllm:num_requests_running": 1.0,
@@ -40,6 +40,9 @@ SCHEDULER_NAMES = {
     "surestep:fault_detection_seconds_count": 5.0,
     "surestep:fault_recovery_seconds_sum": 2.5,
     "surestep:fault_recovery_seconds_count": 4.0,
+    "surestep:drafting_value": 1.25,
+    "surestep:drafting_time_factor": 1.5,
+    "surestep:drafting_trials_total": 7.0,
 }
 GATEWAY_HISTOGRAMS = (
     "vllm:time_to_first_token_seconds",
@@ -108,6 +111,7 @@ async def test_metrics(stack: Stack) -> None:
         detect_s_sum=1.5,
         recover_s_sum=2.5,
         num_recoveries=4,
+        drafting=[DraftingValue(rows=8, value=1.25, drafts=True, time_factor=1.5, num_trials=7)],
     )
     await stack.chat(max_tokens=4)
     found = await scrape(stack)

@@ -184,6 +184,22 @@ function stepTable(steps) {
   );
 }
 
+/** What drafts are worth, by the number of requests in a step. */
+function drafting(sizes) {
+  if (sizes.length === 0) return null;
+  const heads = ["requests in a step, up to", "tokens per second, of those without drafts", "so", "compared"];
+  const row = (size) => [
+    size.rows, `${size.value.toFixed(2)} times`, size.drafts ? "drafts" : "none", several(size.trials, "time"),
+  ];
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Whether drafts pay" }, h(
+    "table",
+    {},
+    h("caption", {}, "Whether drafts pay"),
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, sizes.map((size) => h("tr", {}, row(size).map((cell) => h("td", {}, cell))))),
+  ));
+}
+
 function speculation({ model, figures }) {
   if (model === null || model.headless) return null;
   if (model.drafter_fault) {
@@ -220,6 +236,7 @@ function speculation({ model, figures }) {
       h("div", {}, h("h3", {}, "Windows, by drafts accepted", h("span", {}, `${mean.toFixed(2)} tokens each`)),
         bars("Windows, by drafts accepted", lengths, Math.max(...lengths.map((row) => row.value)), ["accepted", "windows"])),
     ),
+    drafting(figures.drafting),
     h("p", { class: "note" }, `Drafter ${model.drafter}, up to ${several(model.max_draft_tokens, "draft")} a step; since the scheduler was started.`),
   );
 }
