@@ -20,6 +20,7 @@ import faults
 import latents
 import launch
 import memory
+import mixes
 import offline
 import online
 import peers
@@ -80,6 +81,26 @@ async def test_fairness_prints_a_line_per_question(
     assert neighbour["load_tok_s_alone"] > 0
     assert (words["answer"], words["stream"], words["stream_tokens"]) == (200, "whole", 8)
     assert words["schedulers_replaced"] is None  # nobody says who they are
+
+
+async def test_mixes_compares_servers_on_all_kinds_of_traffic(
+    free_port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    few = ["--concurrency", "2", "--rounds", "2", "--each", "1", "--log-dir", str(tmp_path)]
+    servers = [
+        "--server",
+        "a",
+        f"{toy('openai', free_port)} --port {free_port}",
+        "--server",
+        "b",
+        url,
+    ]
+    assert await mixes.main(mixes.parse([*servers, *few])) == 0
+    *rows, mean = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [row["mix"] for row in rows] == list(mixes.MIXES)
+    assert all(row["equal"] and row["a/b"] > 0 for row in rows)
+    assert mean["clients"] == 2
 
 
 async def test_peers_runs_every_server_in_every_round_and_one_at_a_time(

@@ -17,15 +17,21 @@ TOKENS_PER_DRAFTED_STEP = 4
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """As many tokens as asked for."""
+    """As many tokens as asked for, of a text or a chat."""
     body = await request.json()
+    said = {"delta": {"content": " a"}} if "messages" in body else {"text": " a", "token_ids": [7]}
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(body["max_tokens"]):
-        chunk = {"choices": [{"index": 0, "text": " a", "token_ids": [7]}]}
-        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await _event(response, {"choices": [{"index": 0, **said}]})
+    if "stream_options" in body:
+        await _event(response, {"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+async def _event(response: web.StreamResponse, event: object) -> None:
+    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
 async def health(_: web.Request) -> web.Response:
@@ -76,7 +82,8 @@ def main(kind: str, port: int) -> None:
         asyncio.run(_serve_scheduler(port))
     app = web.Application(client_max_size=1 << 25)
     routes = [web.get("/v1/models", models), web.get("/health", health)]
-    app.add_routes([web.post("/v1/completions", completions), *routes])
+    endpoints = ("/v1/completions", "/v1/chat/completions")
+    app.add_routes([*(web.post(path, completions) for path in endpoints), *routes])
     web.run_app(app, host="127.0.0.1", port=port)
 
 
