@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def short(index: int) -> list[Body]:
 
 
 def mixed(index: int) -> list[Body]:
-    return _of(_ONE_TURN, index)(index)
+    return _ONE_TURN[index % len(_ONE_TURN)](index)
 
 
 _ONE_TURN: tuple[Mix, ...] = (chat, code, structured, translation, summary, quotes, sampled)
@@ -234,7 +235,7 @@ async def main(args: argparse.Namespace) -> int:
             urls[name] = f"http://127.0.0.1:{port}"
             log = args.log_dir / f"mixes_{name}.log"
             server = await servers.enter_async_context(launched(command, log))
-            await server.first_token(lambda url=urls[name]: http_first_token(url), 300)
+            await server.first_token(partial(http_first_token, urls[name]), 300)
         for concurrency in args.concurrency:
             for url in (*urls.values(),) * args.warmup:
                 await run_round(url, args.model, mixed, range(-4 * concurrency, 0), concurrency)
