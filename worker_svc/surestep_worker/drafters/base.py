@@ -82,6 +82,11 @@ class DraftSteps(Protocol):
         """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
         ...
 
+    def look_up(self, slots: torch.Tensor, room: torch.Tensor) -> Drafts:
+        """Return what followed last time in slots i64[R], at most `room` i64[R]; ids and counts are
+        i32. Only of a drafter that looks up."""
+        ...
+
     def draft(
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: torch.Tensor
     ) -> Drafts:

@@ -110,11 +110,9 @@ class HeadSteps:
     def draft(
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
-        slots, max_drafts = rows.slot.long(), rows.max_drafts
-        found = self._found(slots, rows.room)
-        if found is not None and not shape.num_drafts and not shape.max_catch_up:
-            return found._replace(looked_up=found.counts)
-        if found is not None:
+        slots, max_drafts, found = rows.slot.long(), rows.max_drafts, None
+        if self._drafter.lookup is not None:
+            found = self.look_up(slots, rows.room.long())
             max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
@@ -140,14 +138,13 @@ class HeadSteps:
             return Drafts(ids, counts, non_finite)
         return Drafts(ids + found.ids, counts + found.counts, non_finite, found.counts)
 
-    def _found(self, slots: Tensor, room: Tensor) -> Drafts | None:
-        """Return what followed last time, i32; rows for which nothing is found have no drafts."""
-        lookup = self._drafter.lookup
-        if lookup is None:
-            return None
+    def look_up(self, slots: Tensor, room: Tensor) -> Drafts:
+        """Return what followed last time; rows for which nothing is found have no drafts."""
+        assert self._drafter.lookup is not None
         known = self._state.known[slots].long()
-        ids, counts, *_ = lookup.propose(self._state.tokens, slots, known, room.long())
-        return Drafts(ids.int(), counts.int())
+        ids, counts, *_ = self._drafter.lookup.propose(self._state.tokens, slots, known, room)
+        counts = counts.int()
+        return Drafts(ids.int(), counts, looked_up=counts)
 
     def _catch_up(
         self,

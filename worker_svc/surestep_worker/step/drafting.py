@@ -125,6 +125,19 @@ class Drafting:
         drafted = self._attempt(lambda: self._draft(inputs, shape))
         return drafted or self.nothing(len(inputs.slot), failed=True)
 
+    def look_up(self, slot: Tensor, room: Tensor) -> Drafted:
+        """Draft what repeats itself, at most `room` i64[R] each, where nothing else is wanted of
+        the drafter."""
+        drafted = self._attempt(lambda: self._look_up(slot, room))
+        return drafted or self.nothing(len(slot), failed=True)
+
+    def _look_up(self, slot: Tensor, room: Tensor) -> Drafted:
+        assert self.head is not None
+        drafts = self.head.look_up(slot, room)
+        check_drafts(drafts, room, self._limits.vocab_size)
+        zeros = torch.zeros_like(drafts.counts)
+        return self._filled(drafts, zeros, zeros.new_zeros(1))
+
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
         """Return no drafts for any row."""
         words = partial(torch.zeros, dtype=torch.int32, device=self._state.tokens.device)
@@ -136,7 +149,11 @@ class Drafting:
             return self.nothing(len(inputs.slot))
         zeros = torch.zeros_like(inputs.max_drafts)
         catch_up, error = inputs.catch_up if self.has_state else zeros, zeros.new_zeros(1)
-        drafts = self._propose(inputs, shape, error)
+        return self._filled(self._propose(inputs, shape, error), catch_up, error)
+
+    def _filled(self, drafts: Drafts, catch_up: Tensor, error: Tensor) -> Drafted:
+        """Return drafts with room for forced ones, and zeros for what is not told."""
+        zeros = torch.zeros_like(drafts.counts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         missing = self._limits.most_drafts - drafts.ids.shape[1]  # room for forced drafts
         proposed = DraftIds(functional.pad(drafts.ids, (0, missing)), drafts.counts)

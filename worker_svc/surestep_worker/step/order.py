@@ -115,6 +115,11 @@ class HostFirst:
             return self._drafting.nothing(len(rows))
         some, line = rows.take(busy), torch.from_numpy(rows.slot[busy])
         slot, max_drafts = some.slot, some.max_proposed
+        if not max_drafts.any() and not some.catch_up.any():
+            self._phases.enter(pb.DRAFTING)
+            drafted = self._drafting.look_up(line, torch.from_numpy(room[busy]))
+            self._phases.enter(pb.PREPARING)
+            return drafted.spread(torch.from_numpy(busy), len(rows))
         behind = (state.committed[line] - state.drafter_len[line]).numpy()
         catch_up = np.minimum(some.catch_up, behind)
         shape = DraftShape(int(max_drafts.max()), int(catch_up.max()), *sampling.draw_flags(slot))
