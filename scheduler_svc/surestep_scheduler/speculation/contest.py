@@ -115,13 +115,11 @@ class Way(NamedTuple):
 class Fit(NamedTuple):
     """Trials of batches of about the same size, faded: sums of what least squares need."""
 
-    trials: float = 0.0
     squares: float = 0.0  # of predicted shares
     products: float = 0.0  # with actual ones
 
     def add(self, predicted: float, actual: float) -> Fit:
         return Fit(
-            _FADE * self.trials + 1,
             _FADE * self.squares + predicted * predicted,
             _FADE * self.products + predicted * actual,
         )
@@ -184,7 +182,8 @@ class Contest:
         what a trial drafts where it is usual not to.
         """
         size, value = _size(outlook.rows), outlook.value(self.time(outlook.rows))
-        self.drafts = usual = value > (_WORSE if self.drafts else _BETTER)
+        _, drafted = self._decided.get(size, (1.0, True))
+        self.drafts = usual = value > (_WORSE if drafted else _BETTER)
         self._decided[size] = value, usual
         if has_prompts:
             return Way(self._with_prompts(usual), None)
