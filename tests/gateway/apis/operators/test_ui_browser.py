@@ -16,7 +16,13 @@ from support.processes.browser import async_browser, complaints, needs_browser
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import supervisor_pb2
-from surestep_proto.scheduler_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
+from surestep_proto.scheduler_pb2 import (
+    RECOVERING,
+    DraftingValue,
+    Incident,
+    SchedulerStats,
+    SchedulerStatus,
+)
 
 pytestmark = [needs_browser, pytest.mark.timeout(120), pytest.mark.rotates(4, turn=3)]
 
@@ -272,10 +278,15 @@ async def test_narrow_screens_have_nothing_beside_them(
         scheduler.status = SchedulerStatus(
             supervisors=ranks, incidents=[Incident(cause="worker_exit", reason=reason, epoch=1)]
         )
-        scheduler.stats = SchedulerStats(num_drafts=9, num_accepted_tokens_per_pos=[5] * 16)
+        scheduler.stats = SchedulerStats(
+            num_drafts=9,
+            num_accepted_tokens_per_pos=[5] * 16,
+            drafting=[DraftingValue(rows=8, value=0.93, num_trials=7)],
+        )
     options = {"viewport": NARROW, "color_scheme": scheme}
     async with visit(chromium, stack, "/ui/", **options) as page:
         await shows(page, ".scheduler >> nth=1", "draft 16")
+        await shows(page, ".scheduler >> nth=1", "0.93 times")
         await page.get_by_label("Message").fill("hello")
         await page.get_by_label("Message").press("Enter")
         await shows(page, ".turn.assistant .foot", "tokens")

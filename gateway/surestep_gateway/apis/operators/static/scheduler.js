@@ -187,17 +187,20 @@ function stepTable(steps) {
 /** What drafts are worth, by the number of requests in a step. */
 function drafting(sizes) {
   if (sizes.length === 0) return null;
-  const heads = ["requests in a step, up to", "tokens per second, of those without drafts", "so", "compared"];
+  const heads = ["requests", "worth", "drafts", "compared"];
   const row = (size) => [
-    size.rows, `${size.value.toFixed(2)} times`, size.drafts ? "drafts" : "none", several(size.trials, "time"),
+    size.rows === 1 ? "1" : `up to ${size.rows}`,
+    `${size.value.toFixed(2)} times`,
+    size.drafts ? "yes" : "no",
+    several(size.trials, "time"),
   ];
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Whether drafts pay" }, h(
-    "table",
-    {},
-    h("caption", {}, "Whether drafts pay"),
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-    h("tbody", {}, sizes.map((size) => h("tr", {}, row(size).map((cell) => h("td", {}, cell))))),
-  ));
+  return h("div", { class: "table" },
+    h("h3", {}, "Whether drafts pay", h("span", {}, "tokens a second, of those without")),
+    h("table", {},
+      h("caption", { class: "unseen" }, "Whether drafts pay, by the requests in a step"),
+      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, sizes.map((size) => h("tr", {}, row(size).map((cell) => h("td", {}, cell))))),
+    ));
 }
 
 function speculation({ model, figures }) {
