@@ -138,7 +138,7 @@ MIXES: Mapping[str, Mix] = {
 
 @dataclass(slots=True)
 class Round:
-    """What a server made of the conversations of a round."""
+    """Tokens, texts and time of the conversations of a round."""
 
     tokens: int = 0
     texts: dict[int, list[str]] = field(default_factory=dict)  # by conversation

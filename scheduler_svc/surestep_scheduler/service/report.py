@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_proto import scheduler_pb2 as pb
@@ -18,6 +19,7 @@ from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.incidents import Cause, Incident
 from surestep_scheduler.engine.steps import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
+from surestep_scheduler.speculation.speculation import Speculation
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 
@@ -112,6 +114,24 @@ async def _ranks(addresses: list[str]) -> Sequence[worker_pb2.WorkerInfo]:
         await group.close()
 
 
+def _speculation(speculation: Speculation) -> dict[str, Any]:
+    """Return the fields that say whether it drafts."""
+    return {
+        "speculation_suspended": speculation.alarm.suspended,
+        "num_speculation_suspensions": speculation.alarm.num_suspensions,
+        "drafting": [
+            pb.DraftingValue(
+                rows=size.rows,
+                value=size.value,
+                drafts=size.drafts,
+                time_factor=size.time,
+                num_trials=size.num_trials,
+            )
+            for size in speculation.contest.standings()
+        ],
+    }
+
+
 def stats(engine: Engine) -> pb.SchedulerStats:
     """Return counters since the start of the process; all zero before the workers were reached."""
     state = engine.state
@@ -135,18 +155,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_snapshot_hits=counters.snapshot_hits,
         num_snapshots_taken=counters.snapshots_taken,
         num_snapshot_evictions=counters.snapshot_evictions,
-        speculation_suspended=state.speculation.alarm.suspended,
-        num_speculation_suspensions=state.speculation.alarm.num_suspensions,
-        drafting=[
-            pb.DraftingValue(
-                rows=size.rows,
-                value=size.value,
-                drafts=size.drafts,
-                time_factor=size.time,
-                num_trials=size.num_trials,
-            )
-            for size in state.speculation.contest.standings()
-        ],
+        **_speculation(state.speculation),
         num_preemptions=counters.preemptions,
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,

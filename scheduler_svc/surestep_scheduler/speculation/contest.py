@@ -1,4 +1,4 @@
-"""Drafting against not drafting, in steps that were run: what came of it corrects what is computed.
+"""Drafting against not drafting, in steps that were run: outcomes correct predictions.
 
 Costs and acceptance predict how many tokens drafts bring and how long they take. Two factors say
 how that turns out. Tokens are counted in every step that drafts. Time is compared in trials, for a
@@ -24,7 +24,7 @@ import numpy as np
 _STRETCH = 8  # steps of a stretch that count
 _SETTLING = 2  # steps before them: a drafter makes up for what it missed
 _LEAST = 4  # that a stretch must have had, of those that count
-_PATIENCE = 16  # steps with prompts that a trial waits through
+_MOST_WAITS = 16  # steps with prompts that a trial waits through
 _TRIMMED = 8  # one step in so many is left out of a mean at either end
 
 _STAY = 32  # steps in which drafts should make good what the drafter makes up for first
@@ -225,7 +225,7 @@ class Contest:
         if trial is None or trial.is_planned:
             return usual
         trial.num_waits += 1
-        if trial.num_waits > _PATIENCE:
+        if trial.num_waits > _MOST_WAITS:
             self._trial = None
         return trial.drafts_in(trial.stretch)
 

@@ -74,7 +74,7 @@ def rising(costs: FloatArray) -> FloatArray:
 
 
 class Factors(NamedTuple):
-    """What drafts turned out to bring and to cost, as multiples of what is computed."""
+    """Tokens that drafts bring and time that they take, as multiples of what is computed."""
 
     tokens: float = 1.0
     time: float = 1.0
@@ -196,6 +196,8 @@ _MEMORY = 0.02  # weight of the newest step in what all steps have in common
 _OWN_MEMORY = 0.05  # in what steps of its size have beyond that, or drafting has
 _FIRST_WEIGHT = 4.0  # steps that the measurement counts for
 _INTERRUPTED = 8.0  # times its cost: what took longer teaches nothing
+_STEEPEST = 4.0  # times the measured costs
+_VARIED = 0.05  # standard deviation of costs, as a share of their mean, from which a slope is seen
 _REBUILT = 16  # steps after which what was learnt is used
 _SIZES = 4  # that are told apart, from a number of rows to its double
 
@@ -283,3 +285,29 @@ class LearntCosts:
 def _weight(seen: float, least: float) -> float:
     """Weight of the newest observation in a running mean over `seen` earlier ones."""
     return max(least, 1 / (seen + _FIRST_WEIGHT))
+
+
+class Overhead:
+    """Time of a step besides its cost on the workers.
+
+    A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
+    ratios of costs matter, so what counts is the constant in units of the slope.
+    """
+
+    def __init__(self) -> None:
+        self.us = 0.0
+        self._means = np.zeros(4)  # of x, y, x * x and x * y
+        self._weight = 0.0
+
+    def observe(self, expected_us: float, actual_us: float) -> None:
+        """Learn from a step that was expected to take `expected_us` > 0."""
+        if actual_us > _INTERRUPTED * expected_us:
+            return
+        x, y = expected_us, actual_us
+        self._weight += _MEMORY * (1 - self._weight)
+        self._means += _MEMORY * (np.array([x, y, x * x, x * y]) - self._means)
+        x, y, xx, xy = (self._means / self._weight).tolist()
+        variance = xx - x * x
+        slope = (xy - x * y) / variance if variance > (_VARIED * x) ** 2 else 1.0
+        slope = min(max(slope, 1.0), _STEEPEST)
+        self.us = max(y - slope * x, 0.0) / slope

@@ -24,6 +24,7 @@ from .draft_length import (
     Factors,
     FloatArray,
     LearntCosts,
+    Overhead,
     StepCosts,
     Took,
     draft_lengths,
@@ -88,42 +89,12 @@ _PROBE = 2  # drafts
 _PROBE_SHARE = 0.005  # of the time
 _KEPT = 4  # steps of the same rows for which a choice holds
 _MAKES_UP = 2  # times what a step may commit: a drafter so far behind did not draft of late
-_MEMORY = 0.02  # weight of the newest step in the running means
-_INTERRUPTED = 8.0  # times a step's cost: what took longer teaches nothing
-_STEEPEST = 4.0  # times the measured costs
-_VARIED = 0.05  # standard deviation of costs, as a share of their mean, from which a slope is seen
 
 _FLOOR = 0.03  # acceptance that only a broken drafter stays below
 _WINDOW = 256  # trials until the alarm judges
 _PROBATION = 64  # trials after a pause
 _FIRST_PAUSE = 1000  # steps
 _LONGEST_PAUSE = 64_000  # steps
-
-
-class Overhead:
-    """Time of a step besides its cost on the workers.
-
-    A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
-    ratios of costs matter, so what counts is the constant in units of the slope.
-    """
-
-    def __init__(self) -> None:
-        self.us = 0.0
-        self._means = np.zeros(4)  # of x, y, x * x and x * y
-        self._weight = 0.0
-
-    def observe(self, expected_us: float, actual_us: float) -> None:
-        """Learn from a step that was expected to take `expected_us` > 0."""
-        if actual_us > _INTERRUPTED * expected_us:
-            return
-        x, y = expected_us, actual_us
-        self._weight += _MEMORY * (1 - self._weight)
-        self._means += _MEMORY * (np.array([x, y, x * x, x * y]) - self._means)
-        x, y, xx, xy = (self._means / self._weight).tolist()
-        variance = xx - x * x
-        slope = (xy - x * y) / variance if variance > (_VARIED * x) ** 2 else 1.0
-        slope = min(max(slope, 1.0), _STEEPEST)
-        self.us = max(y - slope * x, 0.0) / slope
 
 
 class Alarm:

@@ -12,8 +12,8 @@ import pytest
 from support.fakes.loop import FakeLoop, hopeless, perfect
 from support.fakes.model import Drafter, FakeModel
 from surestep_common.invariants import DECODE, VERIFY
-from surestep_scheduler.speculation.draft_length import StepCosts
-from surestep_scheduler.speculation.speculation import Alarm, Overhead
+from surestep_scheduler.speculation.draft_length import Overhead, StepCosts
+from surestep_scheduler.speculation.speculation import Alarm
 
 MODEL = FakeModel(max_model_len=2000, num_blocks=2000, drafter_has_state=True)
 CHEAP = StepCosts.measured(([1, 64], [1000, 1100]), ([1, 16], [20, 30]), 0.0, 256)

@@ -57,7 +57,7 @@ class ModelView(BaseModel):
 
 
 class DraftingView(BaseModel):
-    """What drafts are worth to steps of about the same size."""
+    """Value of drafts to steps of about the same size."""
 
     rows: int  # that decode, at most
     value: float  # tokens per second as a multiple of those without drafts

@@ -123,10 +123,8 @@ async def test_metrics(stack: Stack) -> None:
         count = found[f"{name}_count"][tuple(sorted(LABELS.items()))]
         assert count == (3 if "inter_token" in name else 1), name
     per_position = found["vllm:spec_decode_num_accepted_tokens_per_pos_total"]
-    assert {dict(labels)["position"]: value for labels, value in per_position.items()} == {
-        "0": 8,
-        "1": 4,
-    }
+    by_position = {dict(labels)["position"]: value for labels, value in per_position.items()}
+    assert by_position == {"0": 8, "1": 4}
     restarts = found["surestep:worker_restarts_total"]
     assert {dict(labels)["cause"]: count for labels, count in restarts.items()} == {
         "worker_exit": 3,
