@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_proto import scheduler_pb2 as pb
@@ -19,7 +18,7 @@ from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.incidents import Cause, Incident
 from surestep_scheduler.engine.steps import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
-from surestep_scheduler.speculation.speculation import Speculation
+from surestep_scheduler.speculation.contest import Contest
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 
@@ -114,28 +113,22 @@ async def _ranks(addresses: list[str]) -> Sequence[worker_pb2.WorkerInfo]:
         await group.close()
 
 
-def _speculation(speculation: Speculation) -> dict[str, Any]:
-    """Return the fields that say whether it drafts."""
-    return {
-        "speculation_suspended": speculation.alarm.suspended,
-        "num_speculation_suspensions": speculation.alarm.num_suspensions,
-        "drafting": [
-            pb.DraftingValue(
-                rows=size.rows,
-                value=size.value,
-                drafts=size.drafts,
-                time_factor=size.time,
-                num_trials=size.num_trials,
-            )
-            for size in speculation.contest.standings()
-        ],
-    }
+def _drafting(contest: Contest) -> list[pb.DraftingValue]:
+    return [
+        pb.DraftingValue(
+            rows=size.rows,
+            value=size.value,
+            drafts=size.drafts,
+            time_factor=size.time,
+            num_trials=size.num_trials,
+        )
+        for size in contest.standings()
+    ]
 
 
 def stats(engine: Engine) -> pb.SchedulerStats:
     """Return counters since the start of the process; all zero before the workers were reached."""
-    state = engine.state
-    if state is None:
+    if (state := engine.state) is None:
         return pb.SchedulerStats()
     asked = _asked_for(state)
     num_running = sum(seq.tenancy is not None for seq in asked)
@@ -155,7 +148,9 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_snapshot_hits=counters.snapshot_hits,
         num_snapshots_taken=counters.snapshots_taken,
         num_snapshot_evictions=counters.snapshot_evictions,
-        **_speculation(state.speculation),
+        speculation_suspended=state.speculation.alarm.suspended,
+        num_speculation_suspensions=state.speculation.alarm.num_suspensions,
+        drafting=_drafting(state.speculation.contest),
         num_preemptions=counters.preemptions,
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,
