@@ -145,7 +145,6 @@ class Contest:
     size in powers of two."""
 
     def __init__(self) -> None:
-        self.tokens = 1.0  # accepted drafts as a multiple of predicted ones
         self._num_trials: Counter[int] = Counter()  # with a result, by size
         self._decided: dict[int, tuple[float, bool]] = {}  # value and decision, by size
         self._accepted = self._predicted = _TOKENS
@@ -155,6 +154,11 @@ class Contest:
         self._trial: Trial | None = None
         self._credit_us = 0.0
         self.drafts = True  # the newest decision, trials aside
+
+    @property
+    def tokens(self) -> float:
+        """Return accepted drafts as a multiple of predicted ones."""
+        return self._accepted / self._predicted
 
     def time(self, rows: int) -> float:
         """Return the time that drafts add to a step of so many rows, as a multiple of predicted."""
@@ -265,7 +269,6 @@ class Contest:
         fade = 1 - min(predicted / _TOKENS_MEMORY, 1.0)
         self._predicted = fade * self._predicted + predicted
         self._accepted = fade * self._accepted + accepted
-        self.tokens = self._accepted / self._predicted
 
 
 def _size(rows: int) -> int:

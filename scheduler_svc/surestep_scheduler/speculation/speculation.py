@@ -194,7 +194,6 @@ class Speculation:
 
     def __init__(self) -> None:
         self.alarm = Alarm()
-        self.pays = True  # the newest decision let the drafter propose for some row
         self.expected = Expected()  # of the newest step, overhead left out
         self.overhead = Overhead()
         self.contest = Contest()
@@ -242,7 +241,7 @@ class Speculation:
     @property
     def drafts_soon(self) -> bool:
         """Return whether a request that is being prefilled will probably draft."""
-        return self.pays and self.alarm.allows(self._step)
+        return self.contest.drafts and self.alarm.allows(self._step)
 
     def lengths(
         self, slot: IntArray, caps: IntArray, context: IntArray, behind: IntArray, num_tokens: int
@@ -310,8 +309,7 @@ class Speculation:
         drafts, mark = contest.way(
             outlook("best"), lambda: outlook("hopeful"), has_prompts=batch.num_tokens > rows
         )
-        self.pays = contest.drafts
-        choice = self._choice("hopeful" if drafts and not self.pays else "best", batch)
+        choice = self._choice("hopeful" if drafts and not contest.drafts else "best", batch)
         if not drafts:
             choice = choice.without_drafts()
         self.expected = choice.expected(self.overhead.us, mark)
