@@ -33,6 +33,10 @@ def _by_place(counts: Sequence[int]) -> _Values:
     return (((str(place),), count) for place, count in enumerate(counts))
 
 
+def _by_size(stats: SchedulerStats, field: str) -> _Values:
+    return (((str(size.rows),), getattr(size, field)) for size in stats.drafting)
+
+
 def drafted_at(steps: StepStats) -> list[int]:
     """Return how many windows had a draft at each position."""
     return list(accumulate(reversed(steps.num_windows_by_drafts[1:])))[::-1]
@@ -68,13 +72,13 @@ _GAUGES: tuple[Split[SchedulerStats], ...] = (
         "Tokens per second with drafts as a multiple of those without, by the most requests that "
         "a step decodes: drafts are made where it is above 1.",
         ("rows",),
-        lambda s: (((str(size.rows),), size.value) for size in s.drafting),
+        lambda s: _by_size(s, "value"),
     ),
     Split(
         "surestep:drafting_time_factor",
         "Time that drafts add as a multiple of what is computed, found by comparing steps.",
         ("rows",),
-        lambda s: (((str(size.rows),), size.time_factor) for size in s.drafting),
+        lambda s: _by_size(s, "time_factor"),
     ),
 )
 _COUNTERS: tuple[Split[SchedulerStats], ...] = (
@@ -106,7 +110,7 @@ _COUNTERS: tuple[Split[SchedulerStats], ...] = (
         "surestep:drafting_trials",
         "Steps with drafts compared with steps without.",
         ("rows",),
-        lambda s: (((str(size.rows),), size.num_trials) for size in s.drafting),
+        lambda s: _by_size(s, "num_trials"),
     ),
     Split(
         "surestep:ledger_checks",
