@@ -141,7 +141,7 @@ class Round:
     """Tokens, texts and time of the conversations of a round."""
 
     tokens: int = 0
-    texts: dict[int, list[str]] = field(default_factory=dict)  # by conversation
+    texts: dict[int, str] = field(default_factory=dict)  # by conversation
     seconds: float = 0.0
 
     @property
@@ -185,7 +185,7 @@ async def run_round(url: str, model: str, mix: Mix, indices: range, concurrency:
         async def client() -> None:
             for index in queue:
                 answer = await converse(session, model, mix(index))
-                result.texts[index] = [answer.text]
+                result.texts[index] = answer.text
                 result.tokens += answer.tokens
 
         started = time.perf_counter()
