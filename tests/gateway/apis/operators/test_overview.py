@@ -23,7 +23,7 @@ from surestep_proto.scheduler_pb2 import (
 
 
 async def overview(stack: Stack) -> Overview:
-    """One that is fresh enough."""
+    """Return an overview that is fresh enough."""
     reply = await stack.client.get("/overview")
     assert reply.status_code == 200
     assert reply.headers["cache-control"] == "no-store"
@@ -31,7 +31,7 @@ async def overview(stack: Stack) -> Overview:
 
 
 async def until(stack: Stack, condition: Any) -> Overview:
-    """The first one that fits."""
+    """Return the first that fits."""
     async with asyncio.timeout(15):
         while not condition(seen := await overview(stack)):
             await asyncio.sleep(0.05)
@@ -39,7 +39,7 @@ async def until(stack: Stack, condition: Any) -> Overview:
 
 
 def busy() -> SchedulerStatus:
-    """One rank that works and one that is gone, a loss, and two steps."""
+    """Make a rank that works and one that is gone, a loss, and two steps."""
     heartbeat = supervisor_pb2.Heartbeat(phase=supervisor_pb2.FORWARD, age_s=0.25)
     exits = [
         supervisor_pb2.RankExit(pid=40 + i, cause=supervisor_pb2.KILLED, reason="x" * 9999, age_s=i)
