@@ -7,7 +7,8 @@
 COMMAND may be the URL of one that runs. All servers are up; one at a time is asked, so that what
 else the machine does meets them alike. A ratio is that of a server to the last one, by the tokens
 per second of each round: the median, and that of all rounds together. Texts are this repository's
-own. Two servers of one command differ by 3 %: where each has its memory is luck.
+own. Two servers of one command differ by 3 to 8 %: where each has its memory is luck. `--undrafted
+auto` asks the server `auto` without drafts as well, in one more turn, which that luck meets alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import uvloop
@@ -159,7 +160,14 @@ class _Answer:
         self.tokens = (chunk.get("usage") or {}).get("completion_tokens", self.tokens)
 
 
-async def converse(session: aiohttp.ClientSession, model: str, turns: list[Body]) -> _Answer:
+class Way(NamedTuple):
+    """A server, and what each request to it says besides."""
+
+    url: str
+    fields: Body
+
+
+async def converse(session: aiohttp.ClientSession, common: Body, turns: list[Body]) -> _Answer:
     """Send a conversation's turns, each with the answers before it; return all answers in one."""
     messages: list[dict[str, str]] = []
     whole = _Answer()
@@ -168,7 +176,7 @@ async def converse(session: aiohttp.ClientSession, model: str, turns: list[Body]
         fields = {name: value for name, value in turn.items() if name != "content"}
         body = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         answer = _Answer()
-        asked = {"model": model, "messages": messages} | body | fields
+        asked = common | {"messages": messages} | body | fields
         await stream(session, "v1/chat/completions", asked, answer.take, lambda: None)
         messages.append({"role": "assistant", "content": answer.text})
         whole.text += answer.text + "\0"
@@ -176,15 +184,15 @@ async def converse(session: aiohttp.ClientSession, model: str, turns: list[Body]
     return whole
 
 
-async def run_round(url: str, model: str, mix: Mix, indices: range, concurrency: int) -> Round:
+async def run_round(way: Way, mix: Mix, indices: range, concurrency: int) -> Round:
     """Hold conversations `indices` with so many clients."""
     queue: Iterator[int] = iter(indices)
     result = Round()
-    async with open_session(url, timeout=aiohttp.ClientTimeout(total=600)) as session:
+    async with open_session(way.url, timeout=aiohttp.ClientTimeout(total=600)) as session:
 
         async def client() -> None:
             for index in queue:
-                answer = await converse(session, model, mix(index))
+                answer = await converse(session, way.fields, mix(index))
                 result.texts[index] = answer.text
                 result.tokens += answer.tokens
 
@@ -196,17 +204,16 @@ async def run_round(url: str, model: str, mix: Mix, indices: range, concurrency:
     return result
 
 
-async def compare(urls: Mapping[str, str], name: str, concurrency: int, args: Any) -> Body:
+async def compare(ways: Mapping[str, Way], name: str, concurrency: int, args: Any) -> Body:
     """All rounds of a mix; the figures of a row of the table."""
-    rounds: dict[str, list[Round]] = {server: [] for server in urls}
+    rounds: dict[str, list[Round]] = {way: [] for way in ways}
     for number in range(args.rounds):
         count = concurrency * args.each
         indices = range(number * count, (number + 1) * count)
-        first = number % len(urls)
-        for server in (*list(urls)[first:], *list(urls)[:first]):
-            done = await run_round(urls[server], args.model, MIXES[name], indices, concurrency)
-            rounds[server].append(done)
-    base = list(urls)[-1]
+        first = number % len(ways)
+        for way in (*list(ways)[first:], *list(ways)[:first]):
+            rounds[way].append(await run_round(ways[way], MIXES[name], indices, concurrency))
+    base = list(ways)[-1]
     row: Body = {"mix": name, "clients": concurrency, "equal": True}
     for server, mine in rounds.items():
         theirs = rounds[base]
@@ -223,24 +230,27 @@ async def compare(urls: Mapping[str, str], name: str, concurrency: int, args: An
 
 async def main(args: argparse.Namespace) -> int:
     """Print a line of JSON per mix and number of clients, then the geometric means."""
-    urls: dict[str, str] = {}
+    ways: dict[str, Way] = {}
     means: dict[tuple[str, int], list[float]] = {}
     equal = True
     async with contextlib.AsyncExitStack() as servers:
         for name, command in args.server:
+            ways[name] = Way(command, {"model": args.model, "cache_salt": name})
             if command.startswith("http"):
-                urls[name] = command
                 continue
             port = command.split("--port", 1)[1].split()[0].lstrip("=")
-            urls[name] = f"http://127.0.0.1:{port}"
+            ways[name] = ways[name]._replace(url=f"http://127.0.0.1:{port}")
             log = args.log_dir / f"mixes_{name}.log"
             server = await servers.enter_async_context(launched(command, log))
-            await server.first_token(partial(http_first_token, urls[name]), 300)
+            await server.first_token(partial(http_first_token, ways[name].url), 300)
+        if (name := args.undrafted) is not None:
+            plain = {"speculative": {"num_tokens": 0}, "cache_salt": f"{name} undrafted"}
+            ways[f"{name} undrafted"] = Way(ways[name].url, ways[name].fields | plain)
         for concurrency in args.concurrency:
-            for url in (*urls.values(),) * args.warmup:
-                await run_round(url, args.model, mixed, range(-4 * concurrency, 0), concurrency)
+            for way in (*ways.values(),) * args.warmup:
+                await run_round(way, mixed, range(-4 * concurrency, 0), concurrency)
             for name in args.mixes:
-                row = await compare(urls, name, concurrency, args)
+                row = await compare(ways, name, concurrency, args)
                 equal &= row["equal"]
                 print(json.dumps(row), flush=True)
                 for key, value in row.items():
@@ -257,6 +267,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--server", nargs=2, action="append", required=True, metavar=("NAME", "COMMAND"))
+    add("--undrafted", metavar="NAME", help="of a server that is asked without drafts as well")
     add("--model", default="SmolLM2-135M-Instruct")
     add("--mixes", nargs="+", choices=sorted(MIXES), default=list(MIXES))
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32])

@@ -169,7 +169,7 @@ class SchedulerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerInfo(_message.Message):
-    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault", "draining")
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault", "drafts_because", "speculative_config", "draining")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,8 @@ class SchedulerInfo(_message.Message):
     HEADLESS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FAULT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     vocab_size: int
@@ -209,8 +211,10 @@ class SchedulerInfo(_message.Message):
     headless: bool
     drafter_fault: str
     grammar_fault: str
+    drafts_because: str
+    speculative_config: str
     draining: bool
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ..., drafts_because: _Optional[str] = ..., speculative_config: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ("num_steps",)

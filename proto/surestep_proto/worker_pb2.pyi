@@ -213,7 +213,7 @@ class WorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "drafter_looks_up", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "programmatic_dependent_launch", "kv_windows", "defaults", "memory", "max_forced_drafts", "grammar_fault")
+    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "drafter_looks_up", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "programmatic_dependent_launch", "kv_windows", "defaults", "memory", "max_forced_drafts", "grammar_fault", "speculative_config", "drafts_because")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,8 @@ class WorkerInfo(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MAX_FORCED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     pid: int
@@ -308,10 +310,12 @@ class WorkerInfo(_message.Message):
     memory: DeviceMemory
     max_forced_drafts: int
     grammar_fault: str
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., drafter_looks_up: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ...) -> None: ...
+    speculative_config: str
+    drafts_because: str
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., drafter_looks_up: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ..., speculative_config: _Optional[str] = ..., drafts_because: _Optional[str] = ...) -> None: ...
 
 class ProfileResult(_message.Message):
-    __slots__ = ("costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "num_blocks", "num_snapshots", "linear_backend", "memory")
+    __slots__ = ("costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "num_blocks", "num_snapshots", "linear_backend", "memory", "speculative_config", "drafts_because")
     COSTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +325,8 @@ class ProfileResult(_message.Message):
     NUM_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     LINEAR_BACKEND_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     costs: StepCosts
     check_drafts: int
     check_accepted: int
@@ -330,7 +336,9 @@ class ProfileResult(_message.Message):
     num_snapshots: int
     linear_backend: str
     memory: DeviceMemory
-    def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., linear_backend: _Optional[str] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ...) -> None: ...
+    speculative_config: str
+    drafts_because: str
+    def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[int] = ..., num_snapshots: _Optional[int] = ..., linear_backend: _Optional[str] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., speculative_config: _Optional[str] = ..., drafts_because: _Optional[str] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("total", "limit", "weights", "states", "graphs", "step", "caches")

@@ -30,7 +30,11 @@ def write_card(folder: Path, facts: Facts) -> None:
     drafts = range(1, len(facts.accepted) + 1)
     millions, covered = facts.parameters / 1e6, 100 * facts.covered
     (folder / "README.md").write_text(
-        f"""# EAGLE-3 head for {facts.model}
+        f"""---
+base_model: {facts.model}
+---
+
+# EAGLE-3 head for {facts.model}
 
 Drafts for {facts.model}, from its hidden states after {_listed(facts.layers)} layers.
 {millions:.1f} million parameters in bfloat16: one layer, which began as {facts.began}. It

@@ -31,8 +31,8 @@ def _own_length(value: Any) -> Any:
     return None if value in (-1, "-1", "auto") else value
 
 
-def _off(value: Any) -> Any:
-    return {} if value == "none" else value
+def _speculation(value: Any) -> Any:
+    return {"none": {}, "auto": None}.get(value, value) if isinstance(value, str) else value
 
 
 def _attention(value: Any) -> Any:
@@ -106,10 +106,15 @@ class ModelSettings(PeerSettings):
         ge=2,
         description="tokens: prompt + output of one request, e.g. 32k; auto = the model's own",
     )
-    speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_off)] = Field(
+    speculative_config: Annotated[dict[str, Any] | None, BeforeValidator(_speculation)] = Field(
         default=None,
-        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off, the '
-        "default except for the default model",
+        description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off; auto = '
+        "the checkpoint's MTP head, or a head for this model that is here, or ngram",
+    )
+    drafters: Path | None = Field(
+        default=None,
+        description="folder of draft heads from which auto takes one that names this model; "
+        "default: the hub's cache",
     )
     require_drafter: bool = Field(
         default=False,

@@ -87,6 +87,7 @@ spec:
       env:
         {{- include "surestep.commonEnv" $root | nindent 8 }}
         - {name: HOME, value: /tmp}
+        - {name: HF_HOME, value: /models/huggingface}
         - name: SURESTEP_MODEL
           value: {{ $m.folder | quote }}
         - name: SURESTEP_DEVICE

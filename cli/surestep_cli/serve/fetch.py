@@ -17,7 +17,6 @@ from surestep_cli.settings.serve_settings import ServeSettings
 
 from .hub import ModelSource
 from .model_source import (
-    DEFAULT_SPECULATION,
     ModelFolder,
     held_quantization,
     resolve,
@@ -86,12 +85,12 @@ def _tokenizer(settings: ServeSettings, model: ModelFolder, console: Console) ->
 def with_drafter(settings: ServeSettings, console: Console) -> ServeSettings:
     """Return the settings with the folder of their draft model, which may be one of the hub.
 
-    The default model has one that comes with it. A folder that is not there is left to the worker,
-    which serves without it unless it is required. Raise InvalidRequest for settings of speculation
-    that are wrong.
+    One that is to be found is looked for where others are downloaded to. A folder that is not there
+    is left to the worker, which serves without it unless it is required. Raise InvalidRequest for
+    settings of speculation that are wrong.
     """
-    if settings.drafts_by_default:
-        return settings.model_copy(update={"speculative_config": DEFAULT_SPECULATION})
+    if settings.drafters is None:
+        settings = settings.model_copy(update={"drafters": settings.download_dir})
     asked = settings.speculative_config or {}
     config = {key: value for key, value in asked.items() if value is not None}
     if not config:

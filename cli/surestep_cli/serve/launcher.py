@@ -34,7 +34,6 @@ from surestep_cli.terminal.output import unbreakable
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
 from .liveness import watch, watch_logs
-from .model_source import DEFAULT_SPECULATION
 from .ports import check_address, check_services, check_socket
 from .startup import Startup, Worker
 from .system_limits import shortages
@@ -105,7 +104,6 @@ async def _serve(
         certificate=settings.ssl_certfile,
         must_write=settings.runner == "generate",
         has_page=settings.ui,
-        drafts_by_default=settings.speculative_config == DEFAULT_SPECULATION,
     )
     launcher = Launcher(
         services,

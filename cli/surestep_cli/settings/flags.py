@@ -154,7 +154,8 @@ class FlagReader:
             if kind is FlagKind.SWITCH:
                 value = truth(value) == name.on
             elif kind is FlagKind.MAPPING and (flag is None or flag.acted_on):
-                value = self._known_keys(name.name, mapping(value))
+                known = mapping(value)
+                value = self._known_keys(name.name, known) if known is not None else None
             elif kind in (FlagKind.REPEATED, FlagKind.MANY):
                 value = names(value)
             if flag is not None and flag.kind == "BYTES":

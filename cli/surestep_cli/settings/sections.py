@@ -22,7 +22,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pooler_config",
         "hf_overrides",
     ),
-    "Speculation": ("speculative_config", "adaptive_draft_length", "require_drafter"),
+    "Speculation": (
+        "speculative_config",
+        "drafters",
+        "adaptive_draft_length",
+        "require_drafter",
+    ),
     "Memory": (
         "gpu_memory_utilization",
         "kv_cache_memory",

@@ -132,11 +132,6 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
         """Flags, keys and variables that were accepted without effect, and the reasons."""
         return self._without_effect
 
-    @property
-    def drafts_by_default(self) -> bool:
-        """Return whether it is the default model, and nothing is said about its speculation."""
-        return not self.model and "speculative_config" not in self.model_fields_set
-
     def environ(self) -> dict[str, str]:
         """Return the variables for the services, which download nothing from the hub."""
         return {name: value for name, value in super().environ().items() if name != _TOKEN}

@@ -20,7 +20,6 @@ from surestep_common.release import package_version
 
 from surestep_cli.api.http import api_root
 from surestep_cli.api.sessions import open_session
-from surestep_cli.serve.model_source import DEFAULT_SPECULATION
 from surestep_cli.serve.serving import serving
 from surestep_cli.settings.sections import SECTIONS
 from surestep_cli.settings.serve_settings import ServeSettings
@@ -160,7 +159,8 @@ def _speculative_config(asking: VerifyArguments) -> dict[str, Any] | None:
     if asking.options.url is not None:
         return None
     settings = ServeSettings.of_flags(asking.arguments)
-    return DEFAULT_SPECULATION if settings.drafts_by_default else settings.speculative_config
+    asked = settings.speculative_config
+    return {"method": "auto"} if asked is None else asked
 
 
 def _flags(settings: ServeSettings) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _notes(
     """Yield remarks that a reader of the figures needs."""
     if asking.adds_drafts:
         yield (
-            "No speculation was asked for: n-gram drafts (num_speculative_tokens 4) were added. "
+            "Speculation was turned off: n-gram drafts (num_speculative_tokens 4) were added. "
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 0}\' verifies '
             "without."
         )

@@ -41,10 +41,10 @@ found out: too little was drafted, killed or met the limit.
 """
 _MORE = """\
 
-All other flags are those of `surestep serve`: see `surestep serve --help`. Where they ask for no
-speculation, n-gram drafts are added, for there would be nothing to verify; without --max-model-len,
-2048 tokens are the limit of models that have a longer one. With --url only NAME (of the model) and
---api-key or --api-key-file may stand beside these.
+All other flags are those of `surestep serve`: see `surestep serve --help`. Where they turn
+speculation off, n-gram drafts are added, for there would be nothing to verify; without
+--max-model-len, 2048 tokens are the limit of models that have a longer one. With --url only NAME
+(of the model) and --api-key or --api-key-file may stand beside these.
 """
 
 
@@ -159,12 +159,12 @@ class VerifyArguments(NamedTuple):
 
     @property
     def adds_drafts(self) -> bool:
-        """Return whether drafts are added because no speculation is configured."""
+        """Return whether drafts are added because speculation is turned off."""
         return self.options.url is None and _adds_drafts(self.serve)
 
 
 def _adds_drafts(serve: ServeSettings) -> bool:
-    return not serve.speculative_config and not serve.drafts_by_default
+    return serve.speculative_config == {}
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

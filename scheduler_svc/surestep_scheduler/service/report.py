@@ -48,6 +48,8 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         headless=first.headless,
         drafter_fault=first.drafter_fault,
         grammar_fault=first.grammar_fault,
+        drafts_because=first.drafts_because,
+        speculative_config=first.speculative_config,
         defaults=first.defaults,
         draining=engine.engine_state == pb.DRAINING,
     )

@@ -40,6 +40,7 @@ _MAY_BE_OFF = 2.0  # times that costs and trials may be from the truth, either w
 
 _TOKENS = 64.0  # predicted ones that the first guess counts for
 _TOKENS_MEMORY = 512.0  # that are remembered
+_FORGOTTEN = 2000  # steps without drafts in which most of what was accepted is forgotten
 
 
 class Stretch(IntEnum):
@@ -189,6 +190,8 @@ class Contest:
         _, drafted = self._decided.get(size, (1.0, True))
         self.drafts = usual = value > (_WORSE if drafted else _BETTER)
         self._decided[size] = value, usual
+        if not usual:  # text that is drafted for in vain may end
+            self._accepted += (self._predicted - self._accepted) / _FORGOTTEN
         if has_prompts:
             return Way(self._with_prompts(usual), None)
         share = _SHARE + (_FIRST_SHARE - _SHARE) / (1 + self._num_begun[size])

@@ -142,7 +142,7 @@ class Lengths(NamedTuple):
     """Drafts of rows [R] of a step, at most."""
 
     proposed: IntArray  # by the drafter
-    looked_up: IntArray  # otherwise
+    looked_up: IntArray  # before it is asked
 
 
 class Batch(NamedTuple):
@@ -188,8 +188,9 @@ class Choices:
 class Speculation:
     """Estimates of acceptance and of costs. Steps are counted here, over all epochs.
 
-    A drafter may look up what repeats itself first. That costs nothing but the rows of the drafts,
-    and is right for other reasons: both have lengths and estimates of their own.
+    A drafter may look up what repeats itself first, or do nothing else. That costs nothing but the
+    rows of what is found, and is right for other reasons: both have lengths and estimates of their
+    own, and the contest is of what a drafter proposes.
     """
 
     def __init__(self) -> None:
@@ -218,6 +219,7 @@ class Speculation:
         """
         self._adaptive, self._has_state = adaptive, drafter_has_state
         self._looks_up = drafter_looks_up
+        self._proposes = drafter_has_state or not drafter_looks_up
         self._costs = LearntCosts(costs) if costs is not None else None
         self.proposed.clear(num_slots)
         self.looked_up.clear(num_slots)
@@ -251,27 +253,32 @@ class Speculation:
         `behind` is by how many tokens the drafter's state is behind each row.
         """
         self._step += 1
+        self._credit_us += _PROBE_SHARE * (self.expected.us + self.overhead.us)  # of the last step
         self.expected = Expected()
         none = np.zeros_like(caps)
         if not self.alarm.allows(self._step):
             return Lengths(none, none)
         if not self._adaptive or self._costs is None or not caps.any():
-            return Lengths(caps, caps if self._looks_up else none)
+            return Lengths(caps, caps if self._proposes and self._looks_up else none)
         batch = Batch(slot, caps, context, behind * self._has_state, num_tokens)
         self._choices.meet(batch, self._step)
+        if not self._proposes:
+            self.expected = Expected(self._choice("found", batch).plain_us - self.overhead.us)
+            return Lengths(self._found(batch, self._costs.now), none)
         proposed = self._proposed(batch, self._costs.now)
         lengths = proposed.lengths.copy()
-        self._credit_us += _PROBE_SHARE * (self.expected.us + self.overhead.us)
         # Where the price is above 1, not even a draft that is accepted for certain would pay.
         if proposed.price < 1 and self.expected.mark is None:
             self._probe(batch, lengths, self._costs.now)
-        if not self._looks_up:
-            return Lengths(lengths, none)
+        return Lengths(lengths, self._found(batch, self._costs.now) if self._looks_up else none)
+
+    def _found(self, batch: Batch, costs: StepCosts) -> IntArray:
+        """Return how many of the tokens that are found the rows [R] should draft."""
         found = self._choice("found", batch).if_worthwhile()
-        looked_up = found.lengths.copy()
+        lengths = found.lengths.copy()
         if found.price < 1:
-            self._probe_lookups(batch, looked_up, self._costs.now)
-        return Lengths(lengths, looked_up)
+            self._probe_lookups(batch, lengths, costs)
+        return lengths
 
     def _choice(self, kind: Kind, batch: Batch) -> DraftChoice:
         """Return the best drafts that are looked up, or of the drafter, as far as it is known or as

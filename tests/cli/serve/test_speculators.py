@@ -11,12 +11,16 @@ from rich.console import Console
 from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
 from surestep_cli.serve.fetch import with_drafter
-from surestep_cli.serve.model_source import DEFAULT_SPECULATION
 from surestep_cli.serve.speculators import verifier_of
 from surestep_common.errors import InvalidRequest, Unavailable
 
 QUIET = Console(quiet=True)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+OURS = {
+    "method": "eagle3",
+    "model": "SmolLM2-135M-Instruct-eagle3",
+    "num_speculative_tokens": 4,
+}
 
 
 @pytest.fixture
@@ -100,21 +104,30 @@ def test_keys_for_what_is_fetched_of_a_draft_model(
 @pytest.mark.parametrize(
     ("flags", "config"),
     [
-        ([], DEFAULT_SPECULATION),
-        (["--speculative-config", "none"], {}),
+        ([], None),
         (["m"], None),
+        (["m", "--speculative-config", "auto"], None),
+        (["--speculative-config", "none"], {}),
         (["--speculative-config", json.dumps(NGRAM)], NGRAM),
-        (["m", "-sc", json.dumps(DEFAULT_SPECULATION)], DEFAULT_SPECULATION),
+        (["m", "-sc", json.dumps(OURS)], OURS),
     ],
 )
-def test_the_default_model_drafts_unless_told_otherwise(
+def test_drafts_are_chosen_by_the_worker_unless_asked_for(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], config: dict[str, Any] | None
 ) -> None:
     monkeypatch.delenv("SURESTEP_SPECULATIVE_CONFIG", raising=False)
     assert with_drafter(Serve.load(flags), QUIET).speculative_config == config
 
 
-def test_a_variable_turns_drafts_of_the_default_model_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_heads_are_looked_for_where_models_are_downloaded_to() -> None:
+    flags = ["--download-dir", "/somewhere"]
+    assert with_drafter(Serve.load([]), QUIET).drafters is None
+    assert with_drafter(Serve.load(flags), QUIET).drafters == Path("/somewhere")
+    flags += ["--drafters", "/here"]
+    assert with_drafter(Serve.load(flags), QUIET).drafters == Path("/here")
+
+
+def test_a_variable_turns_drafts_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SURESTEP_SPECULATIVE_CONFIG", "none")
     assert with_drafter(Serve.load([]), QUIET).speculative_config == {}
 
@@ -123,11 +136,11 @@ def test_a_head_in_a_folder_is_found_from_anywhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is called as one of ours, too."""
-    name = str(DEFAULT_SPECULATION["model"])
+    name = str(OURS["model"])
     folder.rename(folder.with_name(name))
     monkeypatch.chdir(folder.parent)
     for given in (name, f"./{name}"):
-        words = json.dumps(DEFAULT_SPECULATION | {"model": given})
+        words = json.dumps(OURS | {"model": given})
         found = with_drafter(Serve.load(["m", "-sc", words]), QUIET).speculative_config
         assert found is not None
         assert found["model"] == str(folder.with_name(name))

@@ -118,10 +118,11 @@ def test_drafts_that_cannot_pay_are_not_probed() -> None:
     assert sum(map(all, tried)) >= 8
 
 
-def looking_up(**changes: Any) -> FakeLoop:
-    """Decode with a drafter that looks up first, whose passes would cost as much as ten steps."""
+def looking_up(*, alone: bool = False, **changes: Any) -> FakeLoop:
+    """Decode with a drafter that looks up first, whose passes would cost as much as ten steps, or
+    with one that does nothing else."""
     dear = StepCosts.measured(([1, 64], [1000, 4000]), ([1, 16], [10_000] * 2), 0.0, 256)
-    model = replace(MODEL, drafter_looks_up=True)
+    model = replace(MODEL, drafter_looks_up=True, drafter_has_state=not alone)
     busy = FakeLoop(model, adaptive_draft_length=True, costs=dear, **changes)
     for start in range(3):
         busy.add([start, 5, 6, 7, 8, 9], 1500)
@@ -130,18 +131,20 @@ def looking_up(**changes: Any) -> FakeLoop:
     return busy
 
 
-def test_what_is_looked_up_is_verified_though_the_drafter_is_too_dear() -> None:
-    busy = looking_up(drafter=perfect)
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_looked_up_is_verified_though_the_drafter_is_too_dear(alone: bool) -> None:
+    busy = looking_up(drafter=perfect, alone=alone)
     assert all(caps == [3, 3, 3] for caps in windows(busy)[2:])
-    assert not any(plan.rows.max_proposed.any() for plan in busy.plans)
+    assert alone or not any(plan.rows.max_proposed.any() for plan in busy.plans)
     assert not any(plan.rows.catch_up.any() for plan in busy.plans[2:])
     found = [sum(result.n_looked_up) for result in busy.results]
     assert any(found)
     assert found == [sum(result.n_drafts) for result in busy.results]
 
 
-def test_lookups_that_find_what_is_wrong_are_only_probed() -> None:
-    late = windows(looking_up(drafter=hopeless))[60:]
+@pytest.mark.parametrize("alone", [False, True])
+def test_lookups_that_find_what_is_wrong_are_only_probed(alone: bool) -> None:
+    late = windows(looking_up(drafter=hopeless, alone=alone))[60:]
     assert 0 < sum(map(any, late)) <= len(late) // 8
     assert all(sorted(caps) in ([0, 0, 0], [0, 0, 2]) for caps in late)
 

@@ -45,6 +45,7 @@ KINDS = {
     "stateless": MODEL,
     "drafter": replace(MODEL, drafter_has_state=True),
     "lookups": replace(MODEL, drafter_has_state=True, drafter_looks_up=True),
+    "lookups alone": replace(MODEL, drafter_looks_up=True),
     "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
     "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
     "in chunks": replace(MODEL, recurrent=True, num_snapshots=5, prompt_chunk=4),

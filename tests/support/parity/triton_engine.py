@@ -17,7 +17,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup.build import assemble
 from surestep_worker.startup.built import Built
-from surestep_worker.startup.speculation import attach_draft_head
+from surestep_worker.startup.speculation import attach_draft_head, speculation_asked
 from surestep_worker.step import step
 from surestep_worker.step.graphs import Graphs
 from surestep_worker.step.runner import Runner
@@ -58,7 +58,7 @@ def build_triton_engine(
         kv_cache_memory=0.01,
         speculative_config=speculation,
     )
-    assert not attach_draft_head(settings, model, tp, kernels)
+    assert not attach_draft_head(settings, speculation_asked(settings), model, tp, kernels)
     return assemble(settings, model, tp, kernels)
 
 

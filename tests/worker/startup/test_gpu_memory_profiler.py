@@ -26,6 +26,7 @@ from surestep_worker.startup.gpu_memory import PAGE, MemorySnapshot
 from surestep_worker.startup.gpu_memory_profiler import GpuMemoryProfiler
 from surestep_worker.startup.largest_steps import run_largest_steps
 from surestep_worker.startup.profile import Check
+from surestep_worker.startup.speculation import Speculation
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -178,7 +179,9 @@ def test_a_rank_that_is_tried_again_finds_the_memory_of_the_first_trial(
 
         sizes = bench.sizes(settings, bench.measure(profiler, settings))
         source: Any = None  # which is asked for where logits are not finite
-        trials.try_out(lambda: start(build, sizes, profiler), source, require_drafter=False)
+        trials.try_out(
+            lambda: start(build, sizes, profiler), source, Speculation(), require_drafter=False
+        )
     first, *others = live
     assert others == [first] * (bench.drafter == "mtp"), "n-grams are not tried"
 

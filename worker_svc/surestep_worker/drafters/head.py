@@ -139,12 +139,8 @@ class HeadSteps:
         return Drafts(ids + found.ids, counts + found.counts, non_finite, found.counts)
 
     def look_up(self, slots: Tensor, room: Tensor) -> Drafts:
-        """Return what followed last time; rows for which nothing is found have no drafts."""
         assert self._drafter.lookup is not None
-        known = self._state.known[slots].long()
-        ids, counts, *_ = self._drafter.lookup.propose(self._state.tokens, slots, known, room)
-        counts = counts.int()
-        return Drafts(ids.int(), counts, looked_up=counts)
+        return self._drafter.lookup.look_up(self._state, slots, room)
 
     def _catch_up(
         self,

@@ -10,6 +10,7 @@ from .base import Drafts
 
 if TYPE_CHECKING:
     from surestep_kernels.ngram import Ngram
+    from surestep_kernels.slot_state import SlotState
 
 
 class NgramDrafter:
@@ -45,3 +46,10 @@ class NgramDrafter:
             min_n=self._min_n,
         )
         return Drafts(ids, counts)
+
+    def look_up(self, state: SlotState, slots: torch.Tensor, room: torch.Tensor) -> Drafts:
+        """Return what followed last time in slots i64[R], at most `room` i64[R]; ids and counts are
+        i32. Rows for which nothing is found have no drafts."""
+        drafts = self.propose(state.tokens, slots, state.known[slots].long(), room)
+        counts = drafts.counts.int()
+        return Drafts(drafts.ids.int(), counts, looked_up=counts)

@@ -1,4 +1,4 @@
-"""Draft heads that come with the program."""
+"""Draft heads that come with the program, and those that lie on this machine."""
 
 from .built_in import head_folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -12,3 +13,8 @@ def head_folder(name: str) -> Path:
     own = _HERE / name
     is_own = own.parent == _HERE and (own / "config.json").is_file() and not Path(name).exists()
     return own if is_own else Path(name)
+
+
+def own_heads() -> Iterator[Path]:
+    """Yield the folders of these heads."""
+    yield from (file.parent for file in sorted(_HERE.glob("*/config.json")))

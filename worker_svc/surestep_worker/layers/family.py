@@ -55,3 +55,8 @@ class Family(Generic[C]):
     feed_forward: MakeFeedForward[C] = GatedMlp
     # How the names of its tensors begin; {layers} stands for the number of layers before it.
     draft_head: str | None = None
+
+    def head_begins(self, config: C) -> str | None:
+        """Return how the names of a draft head's tensors begin; None: there is none with it."""
+        begins = self.draft_head
+        return begins.format(layers=config.num_layers) if begins is not None else None

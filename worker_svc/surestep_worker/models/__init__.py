@@ -6,6 +6,7 @@ from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.layers.draft_head import DraftHead
 
 from .draft_loader import DraftSource, load_eagle3
+from .eagle3.config import Eagle3Config
 from .families import FAMILIES
 from .loader import LoadOptions, Model, attention_case, load_model
 from .source import ModelSource, check_alike, gather_fingerprints
@@ -14,6 +15,7 @@ __all__ = [
     "FAMILIES",
     "DraftHead",
     "DraftSource",
+    "Eagle3Config",
     "LoadOptions",
     "Model",
     "ModelConfig",

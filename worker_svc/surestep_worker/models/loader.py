@@ -134,8 +134,7 @@ def _open_checkpoint(
     config, names = source.config, source.entries.keys()
     if options.draft_head and family.draft_head is None:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
-    begins = str(family.draft_head).format(layers=config.num_layers)
-    if options.draft_head and not any(name.startswith(begins) for name in names):
+    if options.draft_head and not source.has_own_head:
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     checkpoint = CheckpointWeights(
         source.entries,

@@ -82,6 +82,18 @@ class ModelSource(CheckpointSource[ModelConfig]):
         super().__init__(folder, _parse_model, store, replaced)
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        return {**super().facts, "has_own_head": self.has_own_head}
+
+    @property
+    def has_own_head(self) -> bool:
+        """Presence of a head that drafts for the model, beside it."""
+        if self.store.sealed:
+            return bool(self.store.facts["has_own_head"])
+        begins = lookup(self.config.architecture, FAMILIES).head_begins(self.config)
+        return begins is not None and any(name.startswith(begins) for name in self.entries)
+
+    @property
     def generation(self) -> Mapping[str, Any]:
         """The generation config."""
         return self._files.generation

@@ -19,6 +19,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, DraftContext
+from surestep_worker.drafters.ngram import NgramDrafter
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
 from surestep_worker.step.heartbeat import Heartbeat
@@ -34,7 +35,13 @@ from .choose_kernels import choose_kernels, choose_rounding, step_threads
 from .gpu_memory_profiler import GpuMemoryProfiler, claim_gpu
 from .grammars import grammar_table, most_forced
 from .products import choose_products
-from .speculation import attach_draft_head, make_drafter, reads_own_head, speculation_of
+from .speculation import (
+    Speculation,
+    attach_draft_head,
+    choose_speculation,
+    make_drafter,
+    speculation_asked,
+)
 from .try_out import try_out
 
 logger = logging.getLogger(__name__)
@@ -69,19 +76,20 @@ def build_runner(
     tp = _connect(settings)
     check_alike(source, tp)
     known = pb.ProfileResult.FromString(profile_result) if _all_have(profile_result, tp) else None
-    model = _load(settings, source, tp, kernels, heartbeat)
+    speculation = choose_speculation(settings, source, tp, known)
+    model = _load(settings, speculation, source, tp, kernels, heartbeat)
     held = WeightStore(weights.draft_head) if weights is not None else None
-    fault = attach_draft_head(settings, model, tp, kernels, known, held)
+    fault = attach_draft_head(settings, speculation, model, tp, kernels, known, held)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
     def build(sizes: CacheSizes) -> Built:
-        return assemble(settings, model, tp, kernels, heartbeat, sizes)
+        return assemble(settings, model, tp, kernels, heartbeat, sizes, speculation)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
     else:
         left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
-        sizes = _sizes(settings, model, tp, kernels, left)
+        sizes = _sizes(settings, speculation, model, tp, kernels, left)
 
     def started() -> Built:
         return start(build, sizes, gpu)
@@ -90,7 +98,7 @@ def build_runner(
         built = started()
         built.facts.MergeFrom(facts_of(known))
     else:
-        built = try_out(started, source, require_drafter=settings.require_drafter)
+        built = try_out(started, source, speculation, require_drafter=settings.require_drafter)
         if gpu is not None:
             built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
     built.facts.drafter_fault = built.facts.drafter_fault or fault
@@ -143,6 +151,7 @@ def _connect(settings: WorkerSettings) -> TensorParallel:
 
 def _load(
     settings: WorkerSettings,
+    speculation: Speculation,
     source: ModelSource,
     tp: TensorParallel,
     kernels: KernelSet,
@@ -151,18 +160,28 @@ def _load(
     rounding = choose_rounding(settings, source)
     if rounding is not None:
         logger.info("linear weights are rounded to %s", settings.quantization)
-    return load_model(
-        source,
-        dtype=settings.dtype,
-        device=settings.device,
-        tp=tp,
-        kernels=kernels,
-        max_model_len=settings.max_model_len,
-        draft_head=reads_own_head(settings),
-        expert_parallel=settings.enable_expert_parallel,
-        rounding=rounding,
-        progress=show_progress(heartbeat),
-    )
+
+    def load(*, draft_head: bool) -> Model:
+        return load_model(
+            source,
+            dtype=settings.dtype,
+            device=settings.device,
+            tp=tp,
+            kernels=kernels,
+            max_model_len=settings.max_model_len,
+            draft_head=draft_head,
+            expert_parallel=settings.enable_expert_parallel,
+            rounding=rounding,
+            progress=show_progress(heartbeat),
+        )
+
+    try:
+        return load(draft_head=speculation.uses_own_head)
+    except InvalidRequest as error:
+        if not (speculation.uses_own_head and speculation.because):
+            raise
+        logger.warning("%s; loading the model without its MTP head", error.message)
+        return load(draft_head=False)
 
 
 def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
@@ -195,14 +214,16 @@ def assemble(
     kernels: KernelSet,
     heartbeat: Heartbeat | None = None,
     sizes: CacheSizes | None = None,
+    speculation: Speculation | None = None,
 ) -> Built:
     """Build a runner around a loaded model, with caches of these sizes, or as large as memory
-    allows."""
-    config, speculation = model.config, speculation_of(settings, model)
-    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    allows, that drafts like this, or as the settings ask for."""
+    wanted = speculation_asked(settings) if speculation is None else speculation
+    config, speculation = model.config, wanted.of(model)
+    max_drafts = speculation.max_drafts
     most_drafts = max(max_drafts, most_forced(model, kernels))
     if sizes is None:
-        sizes = _sizes(settings, model, tp, kernels)
+        sizes = _sizes(settings, speculation, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
     max_model_len = settings.max_model_len or config.max_position
     slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
@@ -219,7 +240,7 @@ def assemble(
         max_drafts,
         reads_freely=kernels.step.synchronous,
     )
-    drafter = make_drafter(speculation, for_drafter)
+    drafter = make_drafter(speculation.config, for_drafter)
     context = RankContext(
         model=model,
         caches=caches,
@@ -239,12 +260,11 @@ def assemble(
         compilations=kernels.compilations,
         threads=step_threads(settings, kernels),
     )
-    method = speculation.method if speculation is not None else ""
-    return Built(Runner(context), _facts(settings, context, kernels, method))
+    return Built(Runner(context), _facts(settings, speculation, context, kernels))
 
 
 def _facts(
-    settings: WorkerSettings, context: RankContext, kernels: KernelSet, drafter: str
+    settings: WorkerSettings, speculation: Speculation, context: RankContext, kernels: KernelSet
 ) -> pb.WorkerInfo:
     """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
@@ -259,7 +279,9 @@ def _facts(
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_step_tokens,
-        drafter=drafter,
+        drafter=speculation.method,
+        speculative_config=speculation.text,
+        drafts_because=speculation.because,
         max_draft_tokens=context.max_draft_tokens,
         max_forced_drafts=context.most_drafts if context.reads_freely else 0,
         grammar_fault=context.grammars.fault,
@@ -267,7 +289,7 @@ def _facts(
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
         drafter_has_state=isinstance(context.drafter, DeviceDrafter),
-        drafter_looks_up=isinstance(context.drafter, DeviceDrafter) and context.drafter.looks_up,
+        drafter_looks_up=_looks_up(context),
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
@@ -281,16 +303,24 @@ def _facts(
     )
 
 
+def _looks_up(context: RankContext) -> bool:
+    """Return whether what is found in a request's own text is told apart from other drafts."""
+    drafter = context.drafter
+    if isinstance(drafter, DeviceDrafter):
+        return drafter.looks_up
+    return isinstance(drafter, NgramDrafter) and context.reads_freely
+
+
 def _sizes(
     settings: WorkerSettings,
+    speculation: Speculation,
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
     left: int | None = None,
 ) -> CacheSizes:
     """Return the sizes of the caches; `left` bytes were measured to be available for them."""
-    speculation = speculation_of(settings, model)
-    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    max_drafts = speculation.of(model).max_drafts
     max_model_len = settings.max_model_len or model.config.max_position
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
 

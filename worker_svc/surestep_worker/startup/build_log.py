@@ -46,6 +46,9 @@ def log_facts(facts: worker_pb2.WorkerInfo) -> None:
         facts.drafter or "none",
         facts.max_draft_tokens,
     )
+    if facts.drafts_because:
+        why = "%s drafts: %s; --speculative-config none turns it off"
+        logger.info(why, facts.drafter, facts.drafts_because)
     if any(facts.kv_windows):
         windows = ", ".join(str(window or "all") for window in facts.kv_windows)
         logger.info("layers by the positions that a token sees: %s; each has its blocks", windows)

@@ -1,31 +1,42 @@
-"""Drafting of a rank: the drafter that its settings name, and the draft head that it needs.
+"""Drafting of a rank: as its settings say, or as the model suggests, and the draft head for it.
 
-A head in a folder of its own that cannot be used costs the drafts, not the start.
+Without a word about it, a rank drafts with the head in the model's checkpoint, or one on this
+machine that was made for the model, or looks up what repeats itself. A head in a folder of its own
+that cannot be used costs the drafts, not the start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
+from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
 from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.detect import filled_in
 from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
 from surestep_worker.heads import head_folder
+from surestep_worker.heads.search import heads_for
 from surestep_worker.models import (
     DraftHead,
     DraftSource,
+    Eagle3Config,
     Model,
+    ModelSource,
     gather_fingerprints,
     load_eagle3,
 )
@@ -33,14 +44,69 @@ from surestep_worker.models import (
 logger = logging.getLogger(__name__)
 
 _NO_FINGERPRINT = " " * 32  # of a head that could not be loaded
+_LOOKUPS = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+_OWN_HEAD = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
+# Of a head in a folder of its own; what it says itself counts before this.
+_HEAD_DRAFTS = {"method": "eagle3", "num_speculative_tokens": 4, "prompt_lookup_min": 2}
 
 
-def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
-    """Return how this rank is to draft; None if it is not. Raises InvalidRequest."""
+class Speculation(NamedTuple):
+    """Configuration of a rank's drafts."""
+
+    config: SpeculativeConfig | None = None  # None: nothing is drafted
+    because: str = ""  # why it was chosen; empty: it was asked for
+
+    @property
+    def method(self) -> str:
+        """Name of the drafter; empty without one."""
+        return self.config.method if self.config is not None else ""
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a request in a step."""
+        return self.config.num_speculative_tokens if self.config is not None else 0
+
+    @property
+    def text(self) -> str:
+        """JSON of the configuration; empty without one."""
+        return self.config.model_dump_json(exclude_unset=True) if self.config is not None else ""
+
+    @property
+    def uses_own_head(self) -> bool:
+        """Return whether the model is to be loaded with the head in its checkpoint."""
+        return self.method in HEADS_INSIDE
+
+    def of(self, model: Model) -> Speculation:
+        """Return how a loaded model drafts, which may lack the head for this: then it does not if
+        that was asked for, and looks up if it was chosen."""
+        if self.because and not model.has_head:
+            return Speculation()
+        if self.method not in HEADS_INSIDE | HEADS_APART or model.draft_head is not None:
+            return self
+        return look_up(f"{self.because}, which cannot be used") if self.because else Speculation()
+
+
+def _name(folder: Path) -> str:
+    """Return what a folder is called, in the hub's cache as on the hub."""
+    repository = folder.parent.parent.name
+    is_cached = folder.parent.name == "snapshots"
+    return repository.removeprefix("models--").replace("--", "/") if is_cached else folder.name
+
+
+def look_up(because: str) -> Speculation:
+    """Return that what repeats itself is looked up, which every model that writes can."""
+    return Speculation(_LOOKUPS, because)
+
+
+def speculation_asked(settings: WorkerSettings) -> Speculation:
+    """Return how this rank is asked to draft; not at all where that is left to it.
+
+    Raises InvalidRequest.
+    """
     if not settings.speculative_config:
-        return None
+        return Speculation()
     config = _parsed(json.dumps(settings.speculative_config))
-    return config if config.num_speculative_tokens else None
+    return Speculation(config if config.num_speculative_tokens else None)
 
 
 @cache
@@ -49,18 +115,42 @@ def _parsed(text: str) -> SpeculativeConfig:
     return SpeculativeConfig.from_json(text)
 
 
-def speculation_of(settings: WorkerSettings, model: Model) -> SpeculativeConfig | None:
-    """Return how this rank drafts with a model; None also if the head that it needs is missing."""
-    config = speculation_asked(settings)
-    if config is None or config.method not in HEADS_INSIDE | HEADS_APART:
-        return config
-    return config if model.draft_head is not None else None
+def choose_speculation(
+    settings: WorkerSettings,
+    source: ModelSource,
+    tp: TensorParallel,
+    known: pb.ProfileResult | None = None,
+) -> Speculation:
+    """Return how this rank drafts: as asked, as an earlier rank did (`known`), or as is best.
+
+    Raises InvalidRequest.
+    """
+    if settings.speculative_config is not None:
+        return speculation_asked(settings)
+    if known is not None:
+        config = _parsed(known.speculative_config) if known.speculative_config else None
+        return Speculation(config, known.drafts_because)
+    mine = _best(settings, source)
+    print_ = hashlib.md5(mine.text.encode(), usedforsecurity=False).hexdigest()
+    if set(gather_fingerprints(print_, tp)) != {print_}:
+        return look_up("the ranks have different draft heads")
+    return mine
 
 
-def reads_own_head(settings: WorkerSettings) -> bool:
-    """Return whether the model is to be loaded with the head in its checkpoint."""
-    config = speculation_asked(settings)
-    return config is not None and config.method in HEADS_INSIDE
+def _best(settings: WorkerSettings, source: ModelSource) -> Speculation:
+    if source.has_own_head:
+        return Speculation(_OWN_HEAD, "the checkpoint has an MTP head")
+    for head in heads_for(source.folder, settings.drafters):
+        try:
+            Eagle3Config.parse(ConfigFiles.read(head), source.config)
+            config = SpeculativeConfig.model_validate(
+                _HEAD_DRAFTS | filled_in({"model": str(head)})
+            )
+        except (InvalidRequest, ValidationError) as error:
+            logger.warning("the draft head %s does not fit this model: %s", head, error)
+            continue
+        return Speculation(config, f"the head {_name(head)} is for this model")
+    return look_up("no draft head for this model is here")
 
 
 def make_drafter(
@@ -77,22 +167,23 @@ def make_drafter(
 
 def attach_draft_head(
     settings: WorkerSettings,
+    speculation: Speculation,
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
     known: pb.ProfileResult | None = None,
     held: WeightStore | None = None,
 ) -> str:
-    """Load the head that has a folder of its own, if one is asked for, and give it to the model.
+    """Load the head that has a folder of its own, if there is to be one, and give it to the model.
 
-    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. `known`
-    is what an earlier rank found out, `held` what one has loaded. Raises InvalidRequest instead
-    where a drafter is required.
+    Returns what is wrong with one that was asked for. A head that cannot be used is given to no
+    rank of the group. `known` is what an earlier rank found out, `held` what one has loaded. Raises
+    InvalidRequest instead where a drafter is required.
     """
     if known is not None and known.drafter_fault:  # of a head in the model's checkpoint, too
         model.draft_head = None
         return known.drafter_fault
-    config = speculation_asked(settings)
+    config = speculation.config
     if config is None or config.method not in HEADS_APART:
         return ""
     assert config.model is not None
@@ -107,6 +198,9 @@ def attach_draft_head(
     fault = f"draft model {source.folder}: {fault}"
     if settings.require_drafter:
         raise InvalidRequest(fault, param="speculative_config")
+    if speculation.because:
+        logger.warning("%s; what repeats itself is looked up instead", fault)
+        return ""
     logger.error("%s; the model is served without speculation", fault)
     return fault
 

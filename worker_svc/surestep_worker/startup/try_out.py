@@ -16,6 +16,7 @@ from surestep_worker.step.runner import Runner
 
 from .built import Built
 from .profile import Check, check_drafter, measure_costs, output_is_finite
+from .speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +26,19 @@ class _Trial(NamedTuple):
     check: Check  # the same on all ranks
 
 
-def try_out(start: Callable[[], Built], source: ModelSource, *, require_drafter: bool) -> Built:
+def try_out(
+    start: Callable[[], Built],
+    source: ModelSource,
+    speculation: Speculation,
+    *,
+    require_drafter: bool,
+) -> Built:
     """Start a rank and add to its facts what is found.
 
-    It is started again where its draft head reads the wrong layers of the model, and without a
-    head that drafts nothing. Raises InvalidRequest for a model that is broken, and for such a head
-    where a drafter is required.
+    It is started again where its draft head reads the wrong layers of the model, without a head
+    that drafts nothing, and without one that was not asked for and of whose drafts hardly any is
+    accepted. Raises InvalidRequest for a model that is broken, and for such a head where a drafter
+    is required.
     """
     built = start()
     _check_logits(built.runner, source)
@@ -43,12 +51,17 @@ def try_out(start: Callable[[], Built], source: ModelSource, *, require_drafter:
         check = trial.check
         del trial
         trial = _read_otherwise(head, check, start)
-    if head is not None and trial.check.failed:
+    if head is not None and (trial.check.failed or (trial.check.is_low and speculation.because)):
+        check = trial.check
         del trial
         model.draft_head = None
-        return _without_head(start, required=require_drafter)
+        if require_drafter or not speculation.because:
+            return _without_head(start, required=require_drafter)
+        logger.warning("drafter check: %s: what repeats itself is looked up instead", check)
+        trial = _tried(start())
     built, check = trial
     built.facts.check_drafts, built.facts.check_accepted = check.drafts, check.accepted
+    head = model.draft_head
     built.facts.draft_layers.extend(head.captured_layers if head is not None else ())
     built.facts.costs.CopyFrom(measure_costs(built.runner))
     if check.drafts:

@@ -27,11 +27,13 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter, Drafts
 from surestep_worker.drafters.base import DraftSteps
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape, HeadInputs
+from surestep_worker.drafters.ngram import NgramDrafter
 
 from .plan import Rows
 
 T = TypeVar("T")
 Propose = Callable[[DraftInputs, DraftShape, Tensor], Drafts]  # given the step's error word
+Find = Callable[[Tensor, Tensor], Drafts]  # given slots i64[R] and room i64[R]
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +86,15 @@ class Drafting:
         """Check drafts where they can be read freely; elsewhere they stay on the device."""
         self._limits, self._state, self._tp = limits, state, tp
         self._stateful = drafter if isinstance(drafter, DeviceDrafter) else None
+        self._find: Find | None = None  # what repeats itself; None: that is not looked up apart
         self.head: DraftSteps | None = None
         self._propose: Propose | None = None  # None: nothing is drafted
         if isinstance(drafter, DeviceDrafter):
             self.head = drafter.on_device(ops, state)
+            self._find = self.head.look_up
             self._propose = _HeadDrafts(self.head, limits, checks=reads_freely)
+        elif isinstance(drafter, NgramDrafter) and reads_freely:
+            self._find = partial(drafter.look_up, state)
         elif drafter is not None and reads_freely:
             self._propose = Proposals(drafter, limits, state, tp)
         elif drafter is not None:
@@ -101,9 +107,14 @@ class Drafting:
         return self._stateful is not None
 
     @property
-    def looks_up(self) -> bool:
+    def looks_up_first(self) -> bool:
         """Return whether the drafter looks up what repeats itself before it drafts."""
         return self._stateful is not None and self._stateful.looks_up
+
+    @property
+    def only_looks_up(self) -> bool:
+        """Return whether the drafter does nothing else."""
+        return self._find is not None and self._stateful is None
 
     def skips(self, known_faults: int) -> bool:
         """Return whether a plan does not know of the newest fault yet: it must not draft.
@@ -132,8 +143,8 @@ class Drafting:
         return drafted or self.nothing(len(slot), failed=True)
 
     def _look_up(self, slot: Tensor, room: Tensor) -> Drafted:
-        assert self.head is not None
-        drafts = self.head.look_up(slot, room)
+        assert self._find is not None
+        drafts = self._find(slot, room)
         check_drafts(drafts, room, self._limits.vocab_size)
         zeros = torch.zeros_like(drafts.counts)
         return self._filled(drafts, zeros, zeros.new_zeros(1))
@@ -175,7 +186,7 @@ class Drafting:
         try:
             return work()
         except Exception as error:
-            if self.has_state and self._tp.size > 1:
+            if self._find is not None and self._tp.size > 1:
                 raise DrafterFault(f"the drafter failed: {error!r}") from error
             logger.exception("the drafter failed, the step goes on without it")
             self.faults += 1
