@@ -109,7 +109,7 @@ class StepPlan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling", "snapshot_id", "drafter_len", "pooling", "label_ids")
+    __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling", "snapshot_id", "drafter_len", "text_group", "pooling", "label_ids")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SLOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class Admission(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_LEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_GROUP_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     LABEL_IDS_FIELD_NUMBER: _ClassVar[int]
     slot: int
@@ -132,9 +133,10 @@ class Admission(_message.Message):
     sampling: _sampling_pb2.SamplingParams
     snapshot_id: int
     drafter_len: int
+    text_group: int
     pooling: _sampling_pb2.Pooling
     label_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., drafter_len: _Optional[int] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., label_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., drafter_len: _Optional[int] = ..., text_group: _Optional[int] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., label_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "drafter_len", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled", "n_forced", "n_looked_up", "grammar_fault_rows", "grammar_faults")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import KernelSet
-from surestep_kernels.ngram import NgramDrafts
+from surestep_kernels.ngram import NgramDrafts, RecentTexts
 from surestep_kernels.ngram import triton as ops
 from torch import Tensor
 
@@ -100,6 +100,68 @@ def test_padding_and_slots_out_of_bounds_get_no_drafts(column: KernelSet) -> Non
     drafts = column.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=2, min_n=1)
     assert drafts.counts.tolist() == [0, 0, 0, NUM_DRAFTS]
     assert drafts.ids.tolist() == [[0] * NUM_DRAFTS] * 3 + [[1] * NUM_DRAFTS]
+
+
+def in_others(own: list[int], others: list[list[int]], cap: int, longer: int) -> list[int]:
+    """What follows the last of the longest matches, of more than `longer` tokens."""
+    for n in range(len(own), longer, -1):
+        for text in others[::-1]:
+            for end in range(len(text) - 1, n - 1, -1):
+                if text[end - n : end] == own[-n:]:
+                    return text[end : end + cap]
+    return []
+
+
+TEXT = st.lists(st.integers(0, 2), max_size=30)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.lists(st.tuples(TEXT, st.integers(0, 7), st.integers(-1, 1)), min_size=1, max_size=4),
+    lines=st.tuples(st.lists(TEXT, max_size=4), st.lists(TEXT, max_size=4)),
+    min_n=st.integers(1, 3),
+)
+@pytest.mark.parametrize("where", ["reference", "native"])
+def test_other_texts_count_where_more_of_them_is_equal(
+    request: pytest.FixtureRequest,
+    where: str,
+    rows: list[tuple[list[int], int, int]],
+    lines: tuple[list[list[int]], list[list[int]]],
+    min_n: int,
+) -> None:
+    kernels, max_n = request.getfixturevalue(where), 100  # no match is as long
+    known = [row for row, _, _ in rows]
+    written = [[token for text in line for token in (*text, -1)] for line in lines]
+    texts = torch.full((2, 130), 1, dtype=torch.int32)
+    for line, tokens in enumerate(written):
+        texts[line, : len(tokens)] = torch.tensor(tokens)
+    recent = RecentTexts(
+        texts,
+        torch.tensor([len(tokens) for tokens in written], dtype=torch.int32),
+        torch.tensor([line for _, _, line in rows], dtype=torch.int32),
+        min_n + 1,
+    )
+    drafts = kernels.ngram(
+        make_table(known),
+        torch.arange(len(rows)) * 2 + 1,
+        torch.tensor([len(row) for row in known]),
+        torch.tensor([cap for _, cap, _ in rows]),
+        num_drafts=NUM_DRAFTS,
+        max_n=max_n,
+        min_n=min_n,
+        recent=recent,
+    )
+    for (own, cap, line), ids, count in zip(rows, drafts.ids, drafts.counts.tolist(), strict=True):
+        cap = min(cap, NUM_DRAFTS)
+        ends = range(len(own) - 1)
+        same = [next((n for n in range(e + 1) if own[e - n] != own[-1 - n]), e + 1) for e in ends]
+        longest = max((n for n in same if n >= min_n), default=0)
+        others = lines[line] if line >= 0 and cap else []
+        expected = in_others(own, others, cap, max(longest, min_n))
+        expected = expected or by_search(own, cap, min_n, max_n)
+        assert ids.tolist()[:count] == expected
 
 
 def test_no_rows(column: KernelSet) -> None:

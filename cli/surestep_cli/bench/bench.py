@@ -38,7 +38,7 @@ async def _measure(options: Bench) -> LoadReport:
     try:
         import aiohttp
 
-        from .load import run_load
+        from .load import asks_of, run_load
     except ImportError as error:
         raise SurestepError("`surestep bench` needs aiohttp: pip install aiohttp") from error
     try:
@@ -50,6 +50,7 @@ async def _measure(options: Bench) -> LoadReport:
             max_tokens=options.max_tokens,
             prompt_tokens=options.prompt_tokens,
             prompt_kind=cast("PromptKind", options.prompt_kind),
+            asks=asks_of(options.prompts),
             seed=options.seed,
             extra=options.extra,
             api_key=options.key(),

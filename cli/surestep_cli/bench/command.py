@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, FilePath, field_validator
 from pydantic_settings import CliImplicitFlag
 from rich.console import Console
 
@@ -24,6 +25,17 @@ class Bench(ServerUrl):
     max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
     prompt_tokens: int = Field(
         default=64, ge=1, description="length of the prompts, about, in tokens"
+    )
+    prompts: FilePath | None = Field(
+        default=None,
+        description="prompts, one a line; in a .jsonl file bodies of OpenAI requests",
+    )
+    drafters: list[str | dict[str, Any]] = Field(
+        default_factory=list,
+        description="compare values of --speculative-config, e.g. auto,ngram, on a server of each",
+    )
+    serve: str = Field(
+        default="", description='those servers\' model and flags, e.g. "MODEL --max-num-seqs 32"'
     )
     prompt_kind: str = Field(
         default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
@@ -50,6 +62,10 @@ class Bench(ServerUrl):
 
     def run(self, console: Console) -> int:
         """Return the exit status: 0 when no request failed."""
+        if self.drafters:
+            from .drafters import compare
+
+            return compare(self, console)
         from .bench import bench
 
         return bench(self, console)

@@ -16,16 +16,19 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 from pydantic import SecretStr
 
 from surestep_cli.api.sessions import open_session
+from surestep_cli.verify.prompts import read_prompts
 
 from .stream import Trace, request, served_model
 
 PromptKind = Literal["random", "repeat"]
+Ask = tuple[str, Mapping[str, Any]]  # path and body of a request
 
 _WARMUP_INDEX = 1 << 30  # warm-up prompts must not fill a prefix cache with measured ones
 _REPEAT_WORDS = 12
@@ -100,6 +103,7 @@ async def run_load(
     max_tokens: int,
     prompt_tokens: int,
     prompt_kind: PromptKind = "random",
+    asks: Sequence[Ask] = (),
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
     api_key: SecretStr | None = None,
@@ -109,7 +113,8 @@ async def run_load(
 ) -> LoadReport:
     """Send `num_requests` requests to the server at `url` and report.
 
-    `model` None asks the server for its first model. `extra` goes into every request body; None
+    `model` None asks the server for its first model. `asks` take turns in place of prompts that are
+    made up. `extra` goes into every request body; None
     in it leaves a field out, and without `ignore_eos` an answer may end early.
     `num_warmup` requests with prompts of their own run first and are not counted. `timeout_s`
     bounds each request. Failed requests are counted, not raised; only when `model` is None, or
@@ -132,6 +137,9 @@ async def run_load(
         at_least = max_tokens if common.get("ignore_eos") else 0
 
         async def send(index: int) -> Trace:
+            if asks:
+                path, body = asks[index % len(asks)]
+                return await request(session, {**common, **body}, 0, path)
             prompt = make_prompt(index, prompt_tokens, seed=seed, kind=prompt_kind)
             return await request(session, {**common, "prompt": prompt}, at_least)
 
@@ -140,6 +148,12 @@ async def run_load(
         traces = await _closed_loop(send, range(num_requests), concurrency)
         wall_s = time.perf_counter() - start
     return _report(served, concurrency, (start, wall_s), traces)
+
+
+def asks_of(file: Path | None) -> list[Ask]:
+    """Return the requests of a file of prompts, none without one. Raise InvalidRequest."""
+    prompts = read_prompts(file) if file is not None else []
+    return [(prompt.path, prompt.body) for prompt in prompts]
 
 
 def make_prompt(index: int, num_words: int, *, seed: int, kind: PromptKind) -> str:

@@ -45,23 +45,28 @@ class Trace:
         self.usage = chunk.get("usage") or self.usage
         choices = chunk.get("choices", ())
         self.finished |= any(c.get("finish_reason") for c in choices)
-        output = [c for c in choices if c.get("text") or c.get("token_ids")]
-        if output:
+        texts = [c.get("text") or c.get("delta", {}).get("content") or "" for c in choices]
+        if any(texts) or any(c.get("token_ids") for c in choices):
             self.arrivals.append(now)
-            self.texts += [c.get("text") or "" for c in output]
+            self.texts += texts
 
     def count_reconnect(self) -> None:
         self.reconnects += 1
 
 
-async def request(session: aiohttp.ClientSession, body: Mapping[str, Any], at_least: int) -> Trace:
+async def request(
+    session: aiohttp.ClientSession,
+    body: Mapping[str, Any],
+    at_least: int,
+    path: str = "v1/completions",
+) -> Trace:
     """Send one request and read its stream to the end; a failure is recorded, not raised.
 
     Fewer than `at_least` tokens are a failure.
     """
     trace = Trace(sent=time.perf_counter())
     try:
-        await stream(session, "v1/completions", body, trace.take, trace.count_reconnect)
+        await stream(session, path, body, trace.take, trace.count_reconnect)
     except StreamEnded as end:
         if end.kind != UNFINISHED or not trace.finished:
             trace.error, trace.error_detail = end.kind, end.detail[:500]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .reference import Ngram, NgramDrafts, ngram_reference
+from .reference import Ngram, NgramDrafts, RecentTexts, ngram_reference
 
-__all__ = ["Ngram", "NgramDrafts", "ngram_reference"]
+__all__ = ["Ngram", "NgramDrafts", "RecentTexts", "ngram_reference"]

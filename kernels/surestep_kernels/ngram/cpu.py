@@ -9,12 +9,12 @@ from torch import Tensor
 
 from surestep_kernels.columns.cpu.binding import CFunction, Library, pointers
 
-from .reference import NgramDrafts
+from .reference import NgramDrafts, RecentTexts
 
 
 def load(library: Library) -> dict[str, CFunction]:
     """Return the op."""
-    run = library.long("ngram", "6P 6l")
+    run = library.long("ngram", "9P 8l")
     return {"ngram": partial(ngram, run)}
 
 
@@ -28,6 +28,7 @@ def ngram(
     num_drafts: int,
     max_n: int,
     min_n: int,
+    recent: RecentTexts | None = None,
 ) -> NgramDrafts:
     assert tokens.is_contiguous()
     assert tokens.dtype is torch.int32
@@ -35,8 +36,16 @@ def ngram(
     ids = torch.empty(rows, num_drafts, dtype=torch.int32)
     counts = torch.empty(rows, dtype=torch.int32)
     columns = [_words(column) for column in (slots, lengths, max_drafts)]
+    if recent is None:
+        none = torch.full((rows,), -1, dtype=torch.int32)
+        recent = RecentTexts(none.unsqueeze(0), none, none, min_n)
+    assert recent.tokens.is_contiguous()
     sizes = rows, *tokens.shape, num_drafts, max_n, min_n
-    run(*pointers(ids, counts, tokens, *columns), *sizes)
+    texts = recent.tokens, recent.lengths, recent.line
+    run(
+        *pointers(ids, counts, tokens, *columns, *texts),
+        *(*sizes, recent.tokens.shape[1], recent.min_n),
+    )
     return NgramDrafts(ids.to(dtype), counts.to(dtype))
 
 

@@ -19,6 +19,15 @@ class NgramDrafts(NamedTuple):
     counts: Tensor  # [R]
 
 
+class RecentTexts(NamedTuple):
+    """Other texts that G lines hold, one behind the other with -1 between them."""
+
+    tokens: Tensor  # i32[G, V]
+    lengths: Tensor  # i32[G] tokens of each line
+    line: Tensor  # i32[R] that each row may look into, -1 = none
+    min_n: int  # shortest match there
+
+
 class Ngram(Protocol):
     def __call__(
         self,
@@ -30,6 +39,7 @@ class Ngram(Protocol):
         num_drafts: int,
         max_n: int,
         min_n: int,
+        recent: RecentTexts | None = None,
     ) -> NgramDrafts: ...
 
 
@@ -42,6 +52,7 @@ def ngram_reference(
     num_drafts: int,
     max_n: int,
     min_n: int,
+    recent: RecentTexts | None = None,
 ) -> NgramDrafts:
     """Draft the tokens after the most recent of the longest matches of min_n to max_n tokens.
 
@@ -56,6 +67,8 @@ def ngram_reference(
         num_drafts: most drafts of any row, at least 1.
         max_n: longest match that counts as longer, at least min_n.
         min_n: shortest match, at least 1.
+        recent: texts in which a longer match counts before those of the row itself; its drafts end
+            with the text. Only where launches complete before they return.
     """
     dtype, slots, lengths = slots.dtype, slots.long(), lengths.long()
     end = _best_match(tokens, slots, lengths, max_n, min_n).unsqueeze(1)
@@ -64,7 +77,34 @@ def ngram_reference(
     found = tokens[slots.unsqueeze(1), end + 1 + ahead % period]
     counts = torch.where(end.squeeze(1) >= 0, max_drafts.clamp(max=num_drafts), 0)
     ids = torch.where(ahead < counts.unsqueeze(1), found, 0)
+    if recent is not None:
+        for row in recent.line.ge(0).nonzero()[:, 0].tolist():
+            own = tokens[slots[row], : lengths[row]].tolist()
+            least = max(_overlap(own, own[: int(end[row]) + 1], max_n) + 1, recent.min_n)
+            line = int(recent.line[row])
+            text = recent.tokens[line, : recent.lengths[line]].tolist()
+            drafts = _behind(text, own, range(max_n, least - 1, -1))
+            if drafts and max_drafts[row] > 0:
+                drafts = drafts[: min(int(max_drafts[row]), num_drafts)]
+                counts[row] = len(drafts)
+                ids[row] = torch.tensor(drafts + [0] * (num_drafts - len(drafts)))
     return NgramDrafts(ids.to(dtype), counts.to(dtype))
+
+
+def _overlap(a: list[int], b: list[int], most: int) -> int:
+    """Return how many tokens at the end of two texts are equal."""
+    pairs = zip(a[::-1][:most], b[::-1], strict=False)
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b), most))
+
+
+def _behind(text: list[int], own: list[int], lengths: range) -> list[int]:
+    """Return what follows the last of the longest matches of `own`'s end, to its text's end."""
+    for n in lengths:
+        for end in range(len(text) - 1, n - 1, -1):
+            if n <= len(own) and text[end] >= 0 and text[end - n : end] == own[-n:]:
+                stop = next((at for at in range(end, len(text)) if text[at] < 0), len(text))
+                return text[end:stop]
+    return []
 
 
 def _best_match(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
 
-from .reference import NgramDrafts
+from .reference import NgramDrafts, RecentTexts
 
 _BLOCK = 1024  # places that one program tries
 
@@ -99,7 +99,9 @@ def ngram(
     num_drafts: int,
     max_n: int,
     min_n: int,
+    recent: RecentTexts | None = None,
 ) -> NgramDrafts:
+    assert recent is None
     rows, (num_slots, width) = len(slots), tokens.shape
     assert 1 <= min_n <= max_n
     assert num_drafts >= 1

@@ -65,6 +65,12 @@ class Request:
         """Return whether it takes the output head of the model."""
         return self.pooling in (0, LABEL_LOGITS)
 
+    @property
+    def text_group(self) -> int:
+        """Return a number of all who may find its prefixes, 0 of a request that writes no text."""
+        root = cache_root(self.cache_owner, self.cache_salt)
+        return 0 if self.pooling else int.from_bytes(root[:8], "little")
+
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""
         return PrefixChain(

@@ -62,6 +62,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.max_len = seq.max_len
     message.snapshot_id = tenancy.snapshot_id
     message.drafter_len = tenancy.drafter_len
+    message.text_group = seq.request.text_group
     message.pooling = cast("sampling_pb2.Pooling", seq.request.pooling)
     message.label_ids.extend(seq.request.label_ids)
     if seq.request.sampling is not None:

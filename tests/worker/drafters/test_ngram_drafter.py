@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_kernels.ngram import ngram_reference
-from surestep_worker.drafters.ngram import NgramDrafter
+from surestep_worker.drafters.ngram import NgramDrafter, RecentAnswers
 
 
 def _by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:
@@ -78,3 +79,60 @@ def test_no_rows_and_no_drafts() -> None:
         table, one, one + 3, one + 3
     )
     assert (off.ids.shape, off.counts.tolist()) == ((1, 0), [0])
+
+
+def _keep(recent: RecentAnswers, group: int, prompt: list[int], answer: list[int]) -> None:
+    recent.admit(0, group)
+    recent.keep(0, np.array(prompt + answer, dtype=np.int32), len(prompt))
+
+
+def _drafts(recent: RecentAnswers, group: int, known: list[int]) -> list[int]:
+    """Drafts of a request of a group with these tokens, in slot 1."""
+    recent.admit(1, group)
+    drafter = NgramDrafter(ngram_reference, num_drafts=4, max_n=9, min_n=2, recent=recent)
+    (found,) = _propose([known], [4], drafter)
+    return found
+
+
+def test_an_answer_is_drafted_from_one_to_the_same_question() -> None:
+    """From its first token on, to its end, by those of the same group alone."""
+    recent = RecentAnswers(2)
+    _keep(recent, 5, [1, 2, 3, 4], [50, 51, 52])
+    _keep(recent, 5, [1, 2, 3, 5], [60, 61])
+    assert _drafts(recent, 5, [9, 1, 2, 3, 4]) == [50, 51, 52]
+    assert _drafts(recent, 5, [9, 1, 2, 3, 5, 60]) == [61]
+    assert _drafts(recent, 6, [9, 1, 2, 3, 4]) == []
+    assert _drafts(recent, 0, [9, 1, 2, 3, 4]) == []
+    assert _drafts(recent, 5, [9, 9, 9, 2, 3, 4]) == []  # three tokens say too little
+    recent.clear()
+    assert _drafts(recent, 5, [9, 1, 2, 3, 4]) == []
+
+
+def test_what_is_not_an_answer_is_not_kept() -> None:
+    recent = RecentAnswers(2)
+    _keep(recent, 0, [1, 2, 3, 4], [50, 51])
+    _keep(recent, 5, [1, 2, 3, 4, 5, 6], [])
+    for group in (0, 5):
+        assert _drafts(recent, group, [1, 2, 3, 4]) == []
+
+
+def test_the_oldest_answers_make_room() -> None:
+    recent = RecentAnswers(2)
+    questions = [[n, n + 1, n + 2, n + 3] for n in range(100, 10_000, 10)]
+    for question in questions:
+        _keep(recent, 5, question, list(range(20)))
+    held = [question for question in questions if _drafts(recent, 5, question)]
+    assert held == questions[-len(held) :]
+    assert 400 < len(held) < len(questions)
+    _keep(recent, 5, [1, 2, 3, 4], list(range(100_000)))  # one that has no room keeps its end
+    assert _drafts(recent, 5, [99_990, 99_991, 99_992, 99_993]) == list(range(99_994, 99_998))
+
+
+def test_the_group_not_used_for_longest_makes_room() -> None:
+    recent = RecentAnswers(2)
+    for group in range(1, 65):
+        _keep(recent, group, [1, 2, 3, 4], [group])
+    _keep(recent, 1, [1, 2, 3, 4], [1])
+    _keep(recent, 65, [1, 2, 3, 4], [65])
+    held = [group for group in range(1, 66) if _drafts(recent, group, [1, 2, 3, 4])]
+    assert held == [1, *range(3, 66)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from surestep_worker.models import Model
 
     from .inputs import DraftInputs, DraftShape, HeadInputs
+    from .ngram import RecentAnswers
 
 
 class Drafts(NamedTuple):
@@ -43,6 +44,7 @@ class DraftContext(NamedTuple):
     device: torch.device
     max_draft_tokens: int
     reads_freely: bool  # launches complete before they return: reading their outputs is free
+    recent: RecentAnswers | None = None  # of other requests, if they are kept
 
 
 class Drafter(Protocol):

@@ -21,6 +21,7 @@ HEADS_APART = frozenset({"eagle3"})  # and one in a folder of its own
 # vLLM's names for a method.
 ALIASES = {
     "[ngram]": "ngram",
+    "suffix": "ngram",
     "qwen3_next_mtp": "mtp",
     "qwen3_5_mtp": "mtp",
     "deepseek_mtp": "mtp",
@@ -41,6 +42,7 @@ def _lookup(config: SpeculativeConfig, context: DraftContext) -> NgramDrafter:
         num_drafts=config.num_speculative_tokens,
         max_n=config.prompt_lookup_max,
         min_n=config.prompt_lookup_min,
+        recent=context.recent,
     )
 
 

@@ -19,7 +19,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, DraftContext
-from surestep_worker.drafters.ngram import NgramDrafter
+from surestep_worker.drafters.ngram import NgramDrafter, RecentAnswers
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
 from surestep_worker.step.heartbeat import Heartbeat
@@ -229,6 +229,8 @@ def assemble(
     slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
+    keeps_answers = kernels.step.synchronous and speculation.looks_up
+    recent = RecentAnswers(settings.max_num_seqs) if keeps_answers else None
     for_drafter = DraftContext(
         model,
         caches,
@@ -239,6 +241,7 @@ def assemble(
         device,
         max_drafts,
         reads_freely=kernels.step.synchronous,
+        recent=recent,
     )
     drafter = make_drafter(speculation.config, for_drafter)
     context = RankContext(
@@ -249,6 +252,7 @@ def assemble(
         grammars=grammar_table(settings, model, tp),
         pooling=PoolingSums(slots.num_slots, config.hidden_size, model.hidden_bound, device),
         drafter=drafter,
+        recent=recent,
         max_draft_tokens=max_drafts,
         most_drafts=most_drafts,
         tp=tp,

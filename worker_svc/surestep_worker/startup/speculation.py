@@ -72,6 +72,11 @@ class Speculation(NamedTuple):
         return self.config.model_dump_json(exclude_unset=True) if self.config is not None else ""
 
     @property
+    def looks_up(self) -> bool:
+        """Return whether texts that repeat themselves are looked up."""
+        return self.config is not None and (self.method == "ngram" or self.config.looks_up)
+
+    @property
     def uses_own_head(self) -> bool:
         """Return whether the model is to be loaded with the head in its checkpoint."""
         return self.method in HEADS_INSIDE

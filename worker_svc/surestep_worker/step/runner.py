@@ -128,11 +128,14 @@ class Runner:
             )
         self._bounds.check(plan, self._slots.num_blocks)
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
+            self._launcher.leave(slot)
             self._free(slot)
             self._slots.free(slot, tenancy)
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._restore(admission)
+            if self.context.recent is not None:
+                self.context.recent.admit(admission.slot, admission.text_group)
             if admission.pooling:
                 self.context.pooling.admit(admission.slot)
             else:

@@ -19,6 +19,7 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter
 from surestep_worker.drafters.inputs import DraftShape
+from surestep_worker.drafters.ngram import RecentAnswers
 from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
@@ -50,6 +51,7 @@ class RankContext(NamedTuple):
     grammars: GrammarTable
     pooling: PoolingSums
     drafter: Drafter | DeviceDrafter | None
+    recent: RecentAnswers | None  # that the drafter may look into
     max_draft_tokens: int  # that the drafter proposes for a window
     most_drafts: int  # of a window, those that its grammar forces included
     tp: TensorParallel
@@ -208,6 +210,15 @@ class StepLauncher:
     def open(self) -> None:
         """Begin an epoch."""
         self._drafting.faults = 0
+        if self.context.recent is not None and self.context.tp.size > 1:
+            self.context.recent.clear()  # another rank may be new, and must draft the same
+
+    def leave(self, slot: int) -> None:
+        """Keep the answer of a request that leaves its slot, for those that come after it."""
+        if self.context.recent is not None:
+            slots, known = self.context.slots, int(self._memory.state.known[slot])
+            text = slots.tokens[slot, :known].numpy()
+            self.context.recent.keep(slot, text, int(slots.prompt_len[slot]))
 
     # -- before serving, and captured steps ---------------------------------------------------
 
