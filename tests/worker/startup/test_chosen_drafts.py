@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.checkpoints.copied_head import make_copied_pair
 from support.checkpoints.embedders import make_tiny_embedder
 from support.checkpoints.hybrid import make_tiny_hybrid
 from surestep_common.errors import InvalidRequest
+from surestep_worker.checkpoint.held_weights import HeldWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.startup import speculation
 from surestep_worker.startup.build import build_runner
@@ -23,7 +25,9 @@ from surestep_worker.startup.built import Built
 TRAINED = ROOT / "tests/data/tiny-hybrid"
 
 
-def start(model: Path, profile_result: bytes = b"", **settings: Any) -> Built:
+def start(
+    model: Path, profile_result: bytes = b"", held: HeldWeights | None = None, **settings: Any
+) -> Built:
     whole = WorkerSettings(
         model=model,
         device="cpu",
@@ -34,7 +38,8 @@ def start(model: Path, profile_result: bytes = b"", **settings: Any) -> Built:
         drafters=model.parent / "drafters",
         **settings,
     )
-    return build_runner(whole, profile_result=profile_result)
+    fds = WeightFds(*map(os.dup, held.fds)) if held is not None else None
+    return build_runner(whole, weights=fds, profile_result=profile_result)
 
 
 @pytest.fixture
@@ -143,6 +148,17 @@ def test_a_rank_that_follows_does_not_choose_again(pair: tuple[Path, Path]) -> N
     assert drafts(second) == ("eagle3", 4)
     assert second.facts.drafts_because == first.facts.drafts_because
     assert drafts(start(pair[0])) == ("ngram", 4)
+
+
+def test_a_rank_follows_one_whose_own_head_was_no_use(tmp_path: Path) -> None:
+    """With the weights that it left in memory, the head's among them."""
+    model, held = make_tiny_hybrid(tmp_path / "model"), HeldWeights()
+    first = start(model, held=held)
+    assert drafts(first) == ("ngram", 4)
+    (model / "model.safetensors").unlink()
+    second = start(model, first.profile_result, held)
+    assert drafts(second) == ("ngram", 4)
+    assert second.facts.drafts_because == first.facts.drafts_because
 
 
 def test_ranks_that_found_different_heads_look_up(

@@ -136,8 +136,8 @@ def choose_speculation(
         config = _parsed(known.speculative_config) if known.speculative_config else None
         return Speculation(config, known.drafts_because)
     mine = _best(settings, source)
-    print_ = hashlib.md5(mine.text.encode(), usedforsecurity=False).hexdigest()
-    if set(gather_fingerprints(print_, tp)) != {print_}:
+    fingerprint = hashlib.md5(mine.text.encode(), usedforsecurity=False).hexdigest()
+    if set(gather_fingerprints(fingerprint, tp)) != {fingerprint}:
         return look_up("the ranks have different draft heads")
     return mine
 

@@ -171,8 +171,8 @@ class Runner:
         columns = plan.release_slots, plan.release_groups, plan.release_counts
         for slot, group, count in zip(*columns, strict=True):
             self._slots.give_back(slot, group, count)
-        block_ids = np.array(plan.block_ids, dtype=np.int64)
-        ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
+        block_ids = np.array(plan.block_ids[:], dtype=np.int64)
+        ends = np.cumsum(np.array(plan.extend_counts[:], dtype=np.int64))
         extended = plan.extend_slots, extend_groups(plan), plan.extend_counts
         for slot, group, count, end in zip(*extended, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end], group)
