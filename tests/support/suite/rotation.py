@@ -2,13 +2,15 @@
 
     @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
 
-runs those cases whose id holds one of `always`, and a quarter of the others; a test without cases
-is run in every fourth share. Which it is follows from the number of the commit and the test's name,
-so that a run can be repeated and four commits run every case.
+runs those cases whose id holds one of `always`, and an eighth of the others; a test without cases
+is run in every eighth share. Which it is follows from the number of the commit and the test's name,
+so that a run can be repeated and eight commits run every case.
 
     pytestmark = pytest.mark.rotates(3, turn=1)
 
-runs all tests of a module, which have a server in common, in every third share: 1, 4, 7 and so on.
+runs all tests of a module, which have a server in common, in every sixth share: 1, 7, 13 and so on,
+or 4, 10, 16. Marks say how much of the suite a test takes beside others; the whole of it is thinned
+here, so that it ends in time on two slow cores.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+
+THINNED = 2  # times as many shares as the marks say
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if not takes_turns:
             matrices[item.nodeid.partition("[")[0]].append(item)
-        elif not has_turn(share, *mark.args, **mark.kwargs):
+        elif not has_turn(share, name, *mark.args, **mark.kwargs):
             left_out.add(item)
     left_out.update(item for cases in matrices.values() for item in _others(cases, share))
     if left_out:
@@ -92,14 +96,15 @@ def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:
         cases[0].nodeid.partition("[")[0],
         [case.nodeid.partition("[")[2][:-1] for case in cases],
     )
-    chosen = share_of(ids, share + _number(name), *mark.args, **mark.kwargs)
+    one_in, *others = mark.args
+    chosen = share_of(ids, share + _number(name), THINNED * one_in, *others, **mark.kwargs)
     return (case for case, name in zip(cases, ids, strict=True) if name not in chosen)
 
 
-def has_turn(share: int, one_in: int, turn: int) -> bool:
-    """Return whether it is the turn of what runs whole in one share of so many."""
+def has_turn(share: int, name: str, one_in: int, turn: int) -> bool:
+    """Return whether it is the turn of a module, which runs whole in one share of so many."""
     assert 0 <= turn < one_in, f"turn {turn} of {one_in} never comes"
-    return share % one_in == turn
+    return share % (THINNED * one_in) == turn + one_in * (_number(f"{name} {turn}") % THINNED)
 
 
 def share_of(ids: Sequence[str], share: int, one_in: int, always: tuple[str, ...] = ()) -> set[str]:
