@@ -33,22 +33,21 @@ def test_no_flag_means_two_things() -> None:
     assert not {name.replace("_", "-") for name in own} & vllm_flags().by_name.keys()
 
 
-def test_drafts_are_added_where_nobody_asks_for_any() -> None:
-    added = VerifyArguments.of(["m"])
+@pytest.mark.parametrize("model", [[], ["m"]])
+def test_drafts_are_added_where_speculation_is_turned_off(model: list[str]) -> None:
+    added = VerifyArguments.of([*model, "--speculative-config", "none"])
     assert added.adds_drafts
-    assert added.arguments[:2] == ["m", "--speculative-config"]
     config = ServeSettings.of_flags(added.arguments).speculative_config
     assert config == {"method": "ngram", "num_speculative_tokens": 4}
-    own = VerifyArguments.of(["m", "-sc.method", "mtp", "-sc.num_speculative_tokens", "1"])
-    assert not own.adds_drafts
-    assert own.arguments[0:2] == ["m", "-sc.method"]
 
 
-def test_the_default_model_is_verified_with_the_head_that_it_is_served_with() -> None:
-    given = VerifyArguments.of([])
+@pytest.mark.parametrize(
+    "words", [[], ["m"], ["m", "-sc.method", "mtp", "-sc.num_speculative_tokens", "1"]]
+)
+def test_what_is_served_is_verified(words: list[str]) -> None:
+    given = VerifyArguments.of(words)
     assert not given.adds_drafts
-    assert given.arguments == []
-    assert VerifyArguments.of(["--speculative-config", "none"]).adds_drafts
+    assert given.arguments == words
 
 
 FOUR = ("killed", "stopped", "scheduler", "supervisor")
