@@ -111,7 +111,7 @@ def agent(index: int) -> list[Body]:
 
 
 def repeated(index: int) -> list[Body]:
-    return [_ask(_of(_CHATS[:4], index), 96)]
+    return [_ask(_of(_CHATS[:2], index), 96)]
 
 
 def sampled(index: int) -> list[Body]:
@@ -166,6 +166,11 @@ class Way(NamedTuple):
     url: str
     fields: Body
 
+    def salted(self, mix: str) -> Way:
+        """Return the same with a cache of its own for this mix."""
+        salt = f"{self.fields['cache_salt']} {mix}"
+        return self._replace(fields=self.fields | {"cache_salt": salt})
+
 
 async def converse(session: aiohttp.ClientSession, common: Body, turns: list[Body]) -> _Answer:
     """Send a conversation's turns, each with the answers before it; return all answers in one."""
@@ -207,6 +212,9 @@ async def run_round(way: Way, mix: Mix, indices: range, concurrency: int) -> Rou
 async def compare(ways: Mapping[str, Way], name: str, concurrency: int, args: Any) -> Body:
     """All rounds of a mix; the figures of a row of the table."""
     rounds: dict[str, list[Round]] = {way: [] for way in ways}
+    ways = {
+        way: it.salted(name) for way, it in ways.items()
+    }  # no mix drafts from another's answers
     for number in range(args.rounds):
         count = concurrency * args.each
         indices = range(number * count, (number + 1) * count)

@@ -291,6 +291,7 @@ def _add_row(
     plan.depends_on_step.append(plan.step - 1)
     plan.catch_up.append(0)
     plan.max_proposed.append(width - 1)
+    plan.max_looked_up.append(0)
 
 
 def transformers_figures(args: argparse.Namespace, batch: int) -> dict[str, Any]:

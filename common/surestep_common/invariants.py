@@ -145,6 +145,7 @@ class PlanRows(_Rows):
     len_hi: IntArray
     max_drafts: IntArray
     max_proposed: IntArray
+    max_looked_up: IntArray
     accepted_step: IntArray
     accepted: IntArray
     depends_on_step: IntArray
@@ -231,6 +232,8 @@ def check_plan_rows(rows: PlanRows, known: KnownSlots) -> None:
     proposed = rows.max_proposed
     message = "the drafter may propose {} of at most {} drafts"
     require(proposed <= max_drafts, slot, message, proposed, max_drafts)
+    looked_up, message = rows.max_looked_up, "{} of at most {} drafts may be looked up"
+    require(looked_up <= max_drafts, slot, message, looked_up, max_drafts)
     _check_cuts(rows, prefilling, end, known)
     limit = np.where(decoding, known.max_len - 1, known.prefill_len)
     require(end <= limit, slot, "mode {} could end at token {} of at most {}", mode, end, limit)
@@ -268,9 +271,10 @@ def check_result_rows(
     require(ordered, slot, message, accepted, drafts, planned.max_drafts)
 
     forced, found = result.n_forced, result.n_looked_up
-    proposed, message = drafts - forced - found, "{} of {} drafts are the drafter's"
+    proposed, message = drafts - forced - found, "{} of {} drafts are the drafter's, {} looked up"
     within = (forced >= 0) & (found >= 0) & (proposed >= 0) & (proposed <= planned.max_proposed)
-    require(within, slot, message, proposed, drafts)
+    within &= found <= planned.max_looked_up
+    require(within, slot, message, proposed, drafts, found)
 
     sampling = result.ok & planned.is_sampled
     cut = ends_with_stop & (emitted > 0) & (emitted <= accepted)

@@ -47,7 +47,7 @@ class CompileResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "max_proposed", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults", "extend_groups", "release_slots", "release_groups", "release_counts")
+    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "max_proposed", "max_looked_up", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults", "extend_groups", "release_slots", "release_groups", "release_counts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class StepPlan(_message.Message):
     LEN_HI_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     MAX_PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DEPENDS_ON_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +95,7 @@ class StepPlan(_message.Message):
     len_hi: _containers.RepeatedScalarFieldContainer[int]
     max_drafts: _containers.RepeatedScalarFieldContainer[int]
     max_proposed: _containers.RepeatedScalarFieldContainer[int]
+    max_looked_up: _containers.RepeatedScalarFieldContainer[int]
     accepted_step: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
     depends_on_step: _containers.RepeatedScalarFieldContainer[int]
@@ -106,7 +108,7 @@ class StepPlan(_message.Message):
     release_slots: _containers.RepeatedScalarFieldContainer[int]
     release_groups: _containers.RepeatedScalarFieldContainer[int]
     release_counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., max_looked_up: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling", "snapshot_id", "drafter_len", "text_group", "pooling", "label_ids")

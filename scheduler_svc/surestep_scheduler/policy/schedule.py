@@ -62,6 +62,7 @@ class _StepBuilder:
         self._decodes = np.zeros(0, dtype=np.int64)  # slots
         self._max_drafts = np.zeros(0, dtype=np.int64)  # parallel to _decodes
         self._proposed = np.zeros(0, dtype=np.int64)  # max_proposed, parallel to _decodes
+        self._looked_up = np.zeros(0, dtype=np.int64)  # max_looked_up, parallel to _decodes
         self._caught_up = np.zeros(0, dtype=np.int64)  # catch_up, parallel to _decodes
         self._catch_up = CatchUpBudget(state)
         self._prefills: list[Tenancy] = []
@@ -101,6 +102,7 @@ class _StepBuilder:
         state.tables.extend(slot, missing)
         self._decodes, self._max_drafts = slot, max_drafts
         self._proposed = np.minimum(proposed, max_drafts)
+        self._looked_up = np.minimum(looked_up, max_drafts)
         self._caught_up = catch_up.num_tokens
         return len(slot) + int(max_drafts.sum())
 
@@ -238,8 +240,9 @@ class _StepBuilder:
     def _rows(self, slot: IntArray, num_tokens: IntArray, num_decodes: int) -> PlanRows:
         """Return the columns of rows [R], of which the first `num_decodes` decode."""
         slots, len_hi = self._state.slots, self._state.slots.len_hi[slot]
-        max_drafts, proposed, catch_up = np.zeros((3, len(slot)), dtype=np.int64)
+        max_drafts, proposed, looked_up, catch_up = np.zeros((4, len(slot)), dtype=np.int64)
         max_drafts[:num_decodes], proposed[:num_decodes] = self._max_drafts, self._proposed
+        looked_up[:num_decodes] = self._looked_up
         catch_up[:num_decodes] = self._caught_up
         catch_up[num_decodes:] = self._prepare_to_draft(slot[num_decodes:])
         last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
@@ -254,6 +257,7 @@ class _StepBuilder:
             len_hi=len_hi,
             max_drafts=max_drafts,
             max_proposed=proposed,
+            max_looked_up=looked_up,
             accepted_step=slots.applied_step[slot],
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],

@@ -259,12 +259,12 @@ class Speculation:
         if not self.alarm.allows(self._step):
             return Lengths(none, none)
         if not self._adaptive or self._costs is None or not caps.any():
-            return Lengths(caps, caps if self._proposes and self._looks_up else none)
+            return Lengths(caps if self._proposes else none, caps if self._looks_up else none)
         batch = Batch(slot, caps, context, behind * self._has_state, num_tokens)
         self._choices.meet(batch, self._step)
         if not self._proposes:
             self.expected = Expected(self._choice("found", batch).plain_us - self.overhead.us)
-            return Lengths(self._found(batch, self._costs.now), none)
+            return Lengths(none, self._found(batch, self._costs.now))
         proposed = self._proposed(batch, self._costs.now)
         lengths = proposed.lengths.copy()
         # Where the price is above 1, not even a draft that is accepted for certain would pay.

@@ -31,6 +31,7 @@ PLAN: dict[str, list[int]] = {
     "len_hi": [0, 4, 12, 12],
     "max_drafts": [0, 0, 0, 3],
     "max_proposed": [0, 0, 0, 3],
+    "max_looked_up": [0, 0, 0, 2],
     "accepted": [0, 0, 1, 2],
     "depends_on_step": [0, 3, 4, 4],
     "length": [0, 4, 11, 12],
@@ -48,6 +49,7 @@ RESULT: dict[str, list[int]] = {
     "num_tokens": [4, 6, 0, 0],
     "max_drafts": [0, 0, 0, 3],
     "max_proposed": [0, 0, 0, 3],
+    "max_looked_up": [0, 0, 0, 2],
     "ok": [True, True, True, True],
     "len_before": [0, 4, 11, 12],
     "n_drafts": [0, 0, 0, 3],
@@ -198,6 +200,6 @@ def test_drafts_are_the_drafters_forced_or_looked_up() -> None:
         check_result(proposes_one)
     found = dict(proposes_one, n_looked_up=np.array([0, 0, 0, 2]))
     assert check_result(found).tolist() == advance().tolist()
-    for n_looked_up in (-1, 4):
+    for n_looked_up in (-1, 3, 4):
         with pytest.raises(LedgerError, match="drafts are the drafter's"):
             check_result(dict(found, n_looked_up=np.array([0, 0, 0, n_looked_up])))

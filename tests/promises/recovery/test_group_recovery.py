@@ -86,6 +86,7 @@ class Group:
             len_hi=[0],
             max_drafts=[0],
             max_proposed=[0],
+            max_looked_up=[0],
             accepted_step=[0],
             accepted=[0],
             depends_on_step=[0],

@@ -190,11 +190,8 @@ class FakeEngine:
             self._drafter_rows.run(slot, plan.catch_up[row], proposes=proposes)
         taken = self._states.run(slot, slot.length, arms)
         drafting = mode == VERIFY and not self._drafter_rests
-        model = self.model
-        finds = drafting and model.drafter_looks_up and self._rng.random() < 0.5
-        most = (plan.max_drafts if finds and model.drafter_has_state else plan.max_proposed)[row]
-        if model.drafter_looks_up and not (model.drafter_has_state or finds):
-            most = 0
+        finds = drafting and self.model.drafter_looks_up and self._rng.random() < 0.5
+        most = (plan.max_looked_up if finds else plan.max_proposed)[row]
         drafts = self._draft(slot, most) if drafting and most else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
         accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0

@@ -112,7 +112,7 @@ class HeadSteps:
     ) -> Drafts:
         slots, max_drafts, found = rows.slot.long(), rows.max_drafts, None
         if self._drafter.lookup is not None:
-            found = self.look_up(slots, rows.room.long())
+            found = self.look_up(slots, rows.max_looked_up.long())
             max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)

@@ -31,6 +31,6 @@ class DraftInputs(NamedTuple, Generic[Column]):
 
     slot: Column  # i32[R]
     max_drafts: Column  # i32[R] most drafts that the drafter may propose
-    room: Column  # i32[R] most drafts, those looked up included
+    max_looked_up: Column  # i32[R] most drafts that are looked up
     catch_up: Column  # i32[R] most positions that the drafter's state has to catch up with
     head: HeadInputs[Column] | None

@@ -44,10 +44,11 @@ from surestep_worker.models import (
 logger = logging.getLogger(__name__)
 
 _NO_FINGERPRINT = " " * 32  # of a head that could not be loaded
-_LOOKUPS = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+_MATCHES = {"prompt_lookup_min": 2, "prompt_lookup_max": 32}  # tokens; the longest counts
+_LOOKUPS = SpeculativeConfig(method="ngram", num_speculative_tokens=4, **_MATCHES)
 _OWN_HEAD = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
 # Of a head in a folder of its own; what it says itself counts before this.
-_HEAD_DRAFTS = {"method": "eagle3", "num_speculative_tokens": 4, "prompt_lookup_min": 2}
+_HEAD_DRAFTS = {"method": "eagle3", "num_speculative_tokens": 4, **_MATCHES}
 
 
 class Speculation(NamedTuple):

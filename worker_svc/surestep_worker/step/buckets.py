@@ -208,6 +208,7 @@ def add_row(
     plan.len_hi.append(length)
     plan.max_drafts.append(max_drafts)
     plan.max_proposed.append(max_drafts)
+    plan.max_looked_up.append(0)
     plan.accepted_step.append(0)
     plan.accepted.append(0)
     plan.depends_on_step.append(last_step)

@@ -106,16 +106,6 @@ class Drafting:
         """Return whether the drafter follows what is committed."""
         return self._stateful is not None
 
-    @property
-    def looks_up_first(self) -> bool:
-        """Return whether the drafter looks up what repeats itself before it drafts."""
-        return self._stateful is not None and self._stateful.looks_up
-
-    @property
-    def only_looks_up(self) -> bool:
-        """Return whether the drafter does nothing else."""
-        return self._find is not None and self._stateful is None
-
     def skips(self, known_faults: int) -> bool:
         """Return whether a plan does not know of the newest fault yet: it must not draft.
 
@@ -203,7 +193,8 @@ class _HeadDrafts:
         assert inputs.head is not None
         drafts = self._head.draft(inputs, inputs.head, shape, error)
         if self._checks:
-            check_drafts(drafts, inputs.room, self._limits.vocab_size)
+            most = torch.maximum(inputs.max_drafts, inputs.max_looked_up)
+            check_drafts(drafts, most, self._limits.vocab_size)
         return drafts
 
 

@@ -109,22 +109,22 @@ class HostFirst:
     def _draft(self, rows: Rows) -> Drafted:
         """Draft for the rows that draft or have to catch up; the drafter sees no others."""
         state, sampling, drafting = self._state, self._sampling, self._drafting
-        room = rows.max_drafts if drafting.looks_up_first else rows.max_proposed
+        room = np.maximum(rows.max_looked_up, rows.max_proposed)
         busy = np.flatnonzero((room > 0) | (rows.catch_up > 0))
         if not len(busy):
             return drafting.nothing(len(rows))
         some, line = rows.take(busy), torch.from_numpy(rows.slot[busy])
         slot, max_drafts = some.slot, some.max_proposed
-        if drafting.only_looks_up or not (max_drafts.any() or some.catch_up.any()):
+        if not (max_drafts.any() or some.catch_up.any()):
             self._phases.enter(pb.DRAFTING)
-            drafted = drafting.look_up(line, torch.from_numpy(room[busy]))
+            drafted = drafting.look_up(line, torch.from_numpy(some.max_looked_up))
             self._phases.enter(pb.PREPARING)
             return drafted.spread(torch.from_numpy(busy), len(rows))
         behind = (state.committed[line] - state.drafter_len[line]).numpy()
         catch_up = np.minimum(some.catch_up, behind)
         shape = DraftShape(int(max_drafts.max()), int(catch_up.max()), *sampling.draw_flags(slot))
         head = drafting.head_inputs(slot, max_drafts, catch_up, sampling.draw(slot))
-        columns = slot, max_drafts, room[busy], catch_up
+        columns = slot, max_drafts, some.max_looked_up, catch_up
         inputs: DraftInputs[HostColumn] = DraftInputs._make(
             (*(column.astype(np.int32) for column in columns), head)
         )

@@ -87,7 +87,8 @@ def most_tokens(rows: Rows) -> int:
 def without_drafts(rows: Rows) -> Rows:
     """Return rows that neither draft nor catch up."""
     nothing = np.zeros_like(rows.max_drafts)
-    return dataclasses.replace(rows, max_drafts=nothing, max_proposed=nothing, catch_up=nothing)
+    columns = ("max_drafts", "max_proposed", "max_looked_up", "catch_up")
+    return dataclasses.replace(rows, **dict.fromkeys(columns, nothing))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,8 @@ def check_rows(rows: Rows, slots: Slots, *, most_drafts: int, most_proposed: int
     require(rows.max_drafts <= most_drafts, slot, message, rows.max_drafts)
     message = f"max_proposed {{}} exceeds {most_proposed}"
     require(rows.max_proposed <= most_proposed, slot, message, rows.max_proposed)
+    message = f"max_looked_up {{}} exceeds {most_proposed}"
+    require(rows.max_looked_up <= most_proposed, slot, message, rows.max_looked_up)
     known = KnownSlots(
         length=slots.committed[slot],
         capacity=slots.capacity(slot),
