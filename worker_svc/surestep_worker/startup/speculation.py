@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest
@@ -44,7 +45,7 @@ from surestep_worker.models import (
 logger = logging.getLogger(__name__)
 
 _NO_FINGERPRINT = " " * 32  # of a head that could not be loaded
-_MATCHES = {"prompt_lookup_min": 2, "prompt_lookup_max": 32}  # tokens; the longest counts
+_MATCHES: Mapping[str, Any] = {"prompt_lookup_min": 2, "prompt_lookup_max": 32}  # tokens
 _LOOKUPS = SpeculativeConfig(method="ngram", num_speculative_tokens=4, **_MATCHES)
 _OWN_HEAD = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
 # Of a head in a folder of its own; what it says itself counts before this.
