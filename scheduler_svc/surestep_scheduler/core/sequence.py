@@ -216,6 +216,7 @@ class Tenancy:
     tables: list[BlockTable]  # by KV group
     stop_ids: frozenset[int]  # of the request
     max_chunk: int  # tokens of its prompt that one step may take
+    text_group: int  # of requests that may draft from its answer; 0 = none
 
     @property
     def blocks(self) -> list[int]:

@@ -169,6 +169,7 @@ class SchedulerState:
             tables=tables,
             stop_ids=seq.request.stop_ids,
             max_chunk=shape.max_chunk,
+            text_group=seq.request.text_group if self.limits.enable_prefix_caching else 0,
         )
         self.slots.admit(
             tenancy,

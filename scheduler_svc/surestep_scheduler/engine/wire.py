@@ -62,7 +62,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.max_len = seq.max_len
     message.snapshot_id = tenancy.snapshot_id
     message.drafter_len = tenancy.drafter_len
-    message.text_group = seq.request.text_group
+    message.text_group = tenancy.text_group
     message.pooling = cast("sampling_pb2.Pooling", seq.request.pooling)
     message.label_ids.extend(seq.request.label_ids)
     if seq.request.sampling is not None:
@@ -129,9 +129,8 @@ def _grammar_faults(result: pb.StepResult) -> dict[int, str]:
 
 
 def _column(values: Sequence[int] | IntArray) -> IntArray:
-    return np.array(
-        values[:], dtype=np.int64
-    )  # of a list: a field of a message takes six times as long
+    # A field of a message takes six times as long as the list of its values.
+    return np.array(values[:], dtype=np.int64)
 
 
 def _zeros(count: int) -> IntArray:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.local_engine import LocalEngine, one_rank
 from surestep_kernels.ngram import ngram_reference
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_scheduler.core.sequence import Request
+from surestep_worker.config import WorkerSettings
 from surestep_worker.drafters.ngram import NgramDrafter, RecentAnswers
+from surestep_worker.startup.build import build_runner
 
 
 def _by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:
@@ -136,3 +144,38 @@ def test_the_group_not_used_for_longest_makes_room() -> None:
     _keep(recent, 65, [1, 2, 3, 4], [65])
     held = [group for group in range(1, 66) if _drafts(recent, group, [1, 2, 3, 4])]
     assert held == [1, *range(3, 66)]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_request_drafts_from_answers_of_its_owner_and_salt(tmp_path: Path, caching: bool) -> None:
+    """Where its prefixes are cached; the tokens are the same in any case."""
+    settings = WorkerSettings(
+        model=make_tiny_checkpoint(tmp_path),
+        device="cpu",
+        max_num_seqs=2,
+        max_model_len=128,
+        kv_cache_memory=0.01,
+        speculative_config={"method": "suffix", "num_speculative_tokens": 4},
+    )
+    built = build_runner(settings)
+    facts = built.facts
+    engine = LocalEngine(one_rank(built.runner), facts, enable_prefix_caching=caching)
+    told = [("a", ""), ("a", ""), ("a", "salt"), ("b", ""), ("b", "")]
+    answers = []
+    for number, (owner, salt) in enumerate(told):
+        request = Request(
+            id=str(number),
+            prompt_ids=range(7, 40, 3),
+            emitted_ids=(),
+            max_tokens=24,
+            cache_owner=owner,
+            cache_salt=salt,
+            sampling=SamplingParams(top_p=1, repetition_penalty=1),
+        )
+        answers.append(engine.run([request])[request.id])
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+    accepted = [answer.num_accepted for answer in answers]
+    assert accepted[0] == accepted[2] == accepted[3] < 18
+    again = 18 if caching else accepted[0]  # 4 in each window but the last
+    assert min(accepted[1], accepted[4]) >= again
+    assert caching or len(set(accepted)) == 1
