@@ -84,4 +84,4 @@ def test_what_is_preempted_at_random_goes_on_where_it_was(guided_bench: ParityBe
     conditions = Conditions(after_apply=preempt)
     answers = guided_bench.run("mixed", drafter="ngram", k=3, depth=2, conditions=conditions)
     check(guided_bench, answers)
-    assert total(answers, "num_preemptions") > len(answers) / 2
+    assert total(answers, "num_preemptions") > len(answers) / 3

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from openai import AsyncOpenAI
 
@@ -140,10 +141,14 @@ class Answer:
 
 
 class Tally:
-    """Tokens that have reached all clients together: the clock by which faults are timed."""
+    """Tokens that have reached all clients together: the clock by which faults are timed.
+
+    Its streams find each other's prefixes and answers, and none of an earlier run: they would be
+    over at once.
+    """
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.tokens, self.salt = 0, uuid4().hex
         self._waiting: dict[asyncio.Event, int] = {}
 
     def add(self, count: int) -> None:
@@ -190,9 +195,9 @@ async def stream(
     """Read one stream to its end, into `answer`. Raises what the client raises."""
     answer = answer or Answer.of(request)
     answer.times.append(time.monotonic())
-    chunks = await client.completions.create(
-        model="tiny", stream=True, stream_options={"include_usage": True}, **request.options
-    )
+    extra = {"cache_salt": tally.salt, **request.options.get("extra_body", {})}
+    options = {**request.options, "extra_body": extra, "stream_options": {"include_usage": True}}
+    chunks = await client.completions.create(model="tiny", stream=True, **options)
     async for chunk in chunks:
         answer.times.append(time.monotonic())
         for choice in chunk.choices:

@@ -64,13 +64,13 @@ class RecentAnswers:
         self._lines.move_to_end(group)
         return self._lines[group]
 
-    def of(self, slots: torch.Tensor) -> RecentTexts | None:
-        """Return what rows in slots i64[R] may look into; None for nothing."""
+    def of(self, slots: torch.Tensor, min_n: int) -> RecentTexts | None:
+        """Return what rows in slots i64[R] may look into for `min_n` tokens; None for nothing."""
         lines = [self._lines.get(group, -1) for group in self._group[slots.numpy()].tolist()]
         if max(lines, default=-1) < 0:
             return None
         line = torch.tensor(lines, dtype=torch.int32)
-        return RecentTexts(self._tokens, self._lengths, line, _LEAST_MATCH)
+        return RecentTexts(self._tokens, self._lengths, line, max(min_n, _LEAST_MATCH))
 
     def clear(self) -> None:
         """Forget all."""
@@ -117,7 +117,7 @@ class NgramDrafter:
             num_drafts=num_drafts,
             max_n=self._max_n,
             min_n=self._min_n,
-            recent=self._recent.of(slots) if self._recent is not None else None,
+            recent=self._recent.of(slots, self._min_n) if self._recent is not None else None,
         )
         return Drafts(ids, counts)
 
