@@ -38,7 +38,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file.write_text(json.dumps({**said, "temperature": 0.0, "max_new_tokens": LENGTH}))
     scheduler = f"127.0.0.1:{free_port()}"
     flags = ("--override-generation-config", '{"top_k": 5}', "--scheduler-listen", scheduler)
-    with serve(folder, folder.parent / "logs", *flags, "--grpc-api-key", KEY) as stack:
+    flags += ("--speculative-config", "auto", "--grpc-api-key", KEY)
+    with serve(folder, folder.parent / "logs", *flags) as stack:
         yield Served(stack, folder, scheduler)
 
 
@@ -54,6 +55,11 @@ def chat(served: Served, **fields: Any) -> Any:
 
 def ids(answer: Any) -> list[int]:
     return list(answer["choices"][0]["token_ids"])
+
+
+def test_a_drafter_is_chosen(served: Served) -> None:
+    log = (served.folder.parent / "logs/worker0.log").read_text()
+    assert "ngram drafts: no draft head for this model is here" in log
 
 
 def test_cards_and_log_say_what_holds(served: Served) -> None:

@@ -134,6 +134,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if "SURESTEP_" not in key}
     paths = [variables.get("PYTHONPATH", ""), *sys.path]
     inherited["SURESTEP_DEVICE"] = "cpu"  # with GPUs too: who wants one says so
+    inherited["SURESTEP_SPECULATIVE_CONFIG"] = "none"  # answers take as long as the ones before
     return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
