@@ -37,7 +37,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     said = json.loads(file.read_text())
     file.write_text(json.dumps({**said, "temperature": 0.0, "max_new_tokens": LENGTH}))
     scheduler = f"127.0.0.1:{free_port()}"
-    flags = ("--override-generation-config", '{"top_k": 5}', "--scheduler-listen", scheduler)
+    flags: tuple[str, ...] = (
+        "--override-generation-config",
+        '{"top_k": 5}',
+        "--scheduler-listen",
+        scheduler,
+    )
     flags += ("--speculative-config", "auto", "--grpc-api-key", KEY)
     with serve(folder, folder.parent / "logs", *flags) as stack:
         yield Served(stack, folder, scheduler)
