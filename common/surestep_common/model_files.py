@@ -65,6 +65,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return parsed
 
 
+def name_of(folder: Path) -> str:
+    """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
+    cache, snapshots = folder.parent.parent.name, folder.parent.name
+    if snapshots == "snapshots" and cache.startswith("models--"):
+        return cache.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
 def _lies_in_its_folder(path: Path) -> bool:
     """Return whether a file is no link out of its folder, but to a blob of the hub's cache."""
     real = path.resolve()

@@ -24,6 +24,7 @@ from surestep_common import addresses
 from surestep_common.access import PeerSettings
 from surestep_common.config import Names, Secrets, Size, split_names
 from surestep_common.gguf import ModelPath
+from surestep_common.model_files import name_of
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
 
@@ -314,12 +315,4 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The names that requests may use; responses carry the first."""
-        return self.served_model_name or (_name_of(self.model.resolve()),)
-
-
-def _name_of(folder: Path) -> str:
-    """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
-    cache, snapshots = folder.parent.parent.name, folder.parent.name
-    if snapshots == "snapshots" and cache.startswith("models--"):
-        return cache.removeprefix("models--").replace("--", "/")
-    return folder.name
+        return self.served_model_name or (name_of(self.model.resolve()),)

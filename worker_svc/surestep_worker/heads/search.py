@@ -16,13 +16,12 @@ from typing import Any
 import yaml
 from huggingface_hub.constants import HF_HUB_CACHE
 from surestep_common.errors import InvalidRequest
-from surestep_common.model_files import read_object
+from surestep_common.model_files import name_of, read_object
 
 from .built_in import own_heads
 
 _MOST_CARD = 1 << 16  # bytes that are read of a card
 _ABOUT = re.compile(r"\A---\n(.*?)^---$", re.DOTALL | re.MULTILINE)  # the card's YAML
-_IN_CACHE = re.compile(r"models--.+--(.+)")  # folder of a repository in the hub's cache
 # Number formats at the end of a name: a head goes with all of them.
 _FORMAT = re.compile(
     r"[-_.](?:awq|gptq|bnb|gguf|marlin|dynamic|quantized|ud|g\d+|fp8|nvfp4|mxfp4|int[48]|[48]bit"
@@ -41,12 +40,9 @@ def heads_for(model: Path, folder: Path | None) -> Iterator[Path]:
 
 
 def _names(model: Path) -> Iterator[str]:
-    """Yield what a model's folder is called: of the hub's cache, on disk, and by config.json."""
+    """Yield what a model's folder is called: on the hub or on disk, and by config.json."""
     folder = model.resolve()
-    if (match := _IN_CACHE.fullmatch(folder.parent.parent.name)) is not None:
-        yield match[1]
-    else:
-        yield folder.name
+    yield name_of(folder)
     name = _config(folder).get("_name_or_path")
     if isinstance(name, str) and name:
         yield name

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest
+from surestep_common.model_files import name_of
 from surestep_kernels import KernelSet
 from surestep_proto import worker_pb2 as pb
 
@@ -75,8 +75,11 @@ class Speculation(NamedTuple):
 
     @property
     def looks_up(self) -> bool:
-        """Return whether texts that repeat themselves are looked up."""
-        return self.config is not None and (self.method == "ngram" or self.config.looks_up)
+        """Return whether texts that repeat themselves are looked up, alone or before a head."""
+        config = self.config
+        if config is None or config.method not in HEADS_INSIDE | HEADS_APART:
+            return self.method == "ngram"
+        return config.looks_up
 
     @property
     def uses_own_head(self) -> bool:
@@ -91,13 +94,6 @@ class Speculation(NamedTuple):
         if self.method not in HEADS_INSIDE | HEADS_APART or model.draft_head is not None:
             return self
         return look_up(f"{self.because}, which cannot be used") if self.because else Speculation()
-
-
-def _name(folder: Path) -> str:
-    """Return what a folder is called, in the hub's cache as on the hub."""
-    repository = folder.parent.parent.name
-    is_cached = folder.parent.name == "snapshots"
-    return repository.removeprefix("models--").replace("--", "/") if is_cached else folder.name
 
 
 def look_up(because: str) -> Speculation:
@@ -156,7 +152,7 @@ def _best(settings: WorkerSettings, source: ModelSource) -> Speculation:
         except (InvalidRequest, ValidationError) as error:
             logger.warning("the draft head %s does not fit this model: %s", head, error)
             continue
-        return Speculation(config, f"the head {_name(head)} is for this model")
+        return Speculation(config, f"the head {name_of(head)} is for this model")
     return look_up("no draft head for this model is here")
 
 
