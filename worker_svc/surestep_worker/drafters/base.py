@@ -44,7 +44,7 @@ class DraftContext(NamedTuple):
     device: torch.device
     max_draft_tokens: int
     reads_freely: bool  # launches complete before they return: reading their outputs is free
-    recent: RecentAnswers | None = None  # of other requests, if they are kept
+    recent: RecentAnswers | None = None  # of other requests; None: nothing is looked up apart
 
 
 class Drafter(Protocol):
@@ -99,11 +99,6 @@ class DraftSteps(Protocol):
 @runtime_checkable
 class DeviceDrafter(Protocol):
     """A drafter with state of its own, whose work is launched with the rest of a step."""
-
-    @property
-    def looks_up(self) -> bool:
-        """Return whether it looks up what repeats itself before it drafts, once it serves."""
-        ...
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """Learn how many drafts of slots [R] were accepted. All ranks observe the same."""

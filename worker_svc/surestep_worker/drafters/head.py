@@ -50,10 +50,6 @@ class HeadDrafter:
         self.lookup: NgramDrafter | None = None
         self._lookup = lookup
 
-    @property
-    def looks_up(self) -> bool:
-        return self._lookup is not None
-
     def serve(self) -> None:
         """Begin to look up what repeats itself, if that is wanted."""
         self.lookup = self._lookup

@@ -53,6 +53,5 @@ def _head(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
     from .temperature import DraftTemperature
 
     temperature = DraftTemperature(context.num_slots, config.draft_temperature)
-    looks_up = config.looks_up and context.reads_freely
-    lookup = _lookup(config, context) if looks_up else None
+    lookup = _lookup(config, context) if context.recent is not None else None
     return HeadDrafter(context, temperature, lookup)

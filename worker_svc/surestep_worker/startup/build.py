@@ -19,7 +19,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, DraftContext
-from surestep_worker.drafters.ngram import NgramDrafter, RecentAnswers
+from surestep_worker.drafters.ngram import RecentAnswers
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model, ModelSource, check_alike, load_model
 from surestep_worker.step.heartbeat import Heartbeat
@@ -229,8 +229,8 @@ def assemble(
     slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
-    keeps_answers = kernels.step.synchronous and speculation.looks_up
-    recent = RecentAnswers(settings.max_num_seqs) if keeps_answers else None
+    looks_up = kernels.step.synchronous and speculation.looks_up
+    recent = RecentAnswers(settings.max_num_seqs) if looks_up else None
     for_drafter = DraftContext(
         model,
         caches,
@@ -293,7 +293,7 @@ def _facts(
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
         drafter_has_state=isinstance(context.drafter, DeviceDrafter),
-        drafter_looks_up=_looks_up(context),
+        drafter_looks_up=context.recent is not None,
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
@@ -305,14 +305,6 @@ def _facts(
         programmatic_dependent_launch=settings.device == "cuda"
         and settings.programmatic_dependent_launch,
     )
-
-
-def _looks_up(context: RankContext) -> bool:
-    """Return whether what is found in a request's own text is told apart from other drafts."""
-    drafter = context.drafter
-    if isinstance(drafter, DeviceDrafter):
-        return drafter.looks_up
-    return isinstance(drafter, NgramDrafter) and context.reads_freely
 
 
 def _sizes(
