@@ -103,7 +103,7 @@ def test_padding_and_slots_out_of_bounds_get_no_drafts(column: KernelSet) -> Non
 
 
 def in_others(own: list[int], others: list[list[int]], cap: int, longer: int) -> list[int]:
-    """What follows the last of the longest matches, of more than `longer` tokens."""
+    """Return the tokens behind the last of the longest matches, of more than `longer` tokens."""
     for n in range(len(own), longer, -1):
         for text in others[::-1]:
             for end in range(len(text) - 1, n - 1, -1):

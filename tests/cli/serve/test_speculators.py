@@ -135,7 +135,7 @@ def test_a_variable_turns_drafts_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_head_in_a_folder_is_found_from_anywhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is called as one of ours, too."""
+    """Even a head that is called as one of ours."""
     name = str(OURS["model"])
     folder.rename(folder.with_name(name))
     monkeypatch.chdir(folder.parent)

@@ -27,7 +27,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 class Group:
-    """What a scheduler does with the supervisors and the ranks of a group."""
+    """Supervisors and ranks of a group, as a scheduler uses them."""
 
     def __init__(self, supervisors: list[Supervisor], settings: list[WorkerSettings]) -> None:
         self.supervisors = supervisors
@@ -59,7 +59,7 @@ class Group:
         await asyncio.gather(*(each.Restart(request, None) for each, request in pairs))  # type: ignore[arg-type]
 
     async def step(self) -> list[int]:
-        """One step on both ranks: a forward pass with its collectives. Returns the digests."""
+        """Run a forward pass with its collectives on both ranks. Returns the digests."""
         self._epoch += 1
         plan = worker_pb2.StepPlan(
             epoch=self._epoch,

@@ -72,7 +72,7 @@ _WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request as the official client takes it."""
+    """Request as the official client takes it."""
 
     kind: str
     options: dict[str, Any]
@@ -94,7 +94,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence as it arrived. `logprobs` are (token, logprob, alternatives)."""
+    """Sequence as it arrived. `logprobs` are (token, logprob, alternatives)."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -214,7 +214,7 @@ def late_stop(text: str) -> str:
 
 
 def differences(expected: Sequence[Answer], got: Sequence[Answer]) -> list[str]:
-    """What is not as it was in the run without faults, one line each."""
+    """Return the differences from the run without faults, one line each."""
     found = []
     for index, (before, after) in enumerate(zip(expected, got, strict=True)):
         pairs = list(zip(before.choices, after.choices, strict=True))

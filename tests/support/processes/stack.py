@@ -130,7 +130,8 @@ def serve(
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a process under test: no settings of the developer's shell, and the modules we have."""
+    """Return the environment of a process under test: no settings of the developer's shell, and the
+    modules we have."""
     inherited = {key: value for key, value in os.environ.items() if "SURESTEP_" not in key}
     paths = [variables.get("PYTHONPATH", ""), *sys.path]
     inherited["SURESTEP_DEVICE"] = "cpu"  # with GPUs too: who wants one says so
