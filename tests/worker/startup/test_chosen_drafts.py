@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints.copied_head import make_copied_pair
 from support.checkpoints.embedders import make_tiny_embedder
 from support.checkpoints.hybrid import make_tiny_hybrid
+from support.ranks.small import start_small
 from surestep_common.errors import InvalidRequest
-from surestep_worker.checkpoint.held_weights import HeldWeights, WeightFds
-from surestep_worker.config import WorkerSettings
+from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.startup import speculation
-from surestep_worker.startup.build import build_runner
 from surestep_worker.startup.built import Built
 
 TRAINED = ROOT / "tests/data/tiny-hybrid"
@@ -28,18 +26,8 @@ TRAINED = ROOT / "tests/data/tiny-hybrid"
 def start(
     model: Path, profile_result: bytes = b"", held: HeldWeights | None = None, **settings: Any
 ) -> Built:
-    whole = WorkerSettings(
-        model=model,
-        device="cpu",
-        max_num_seqs=4,
-        max_model_len=128,
-        kv_cache_memory=0.01,
-        snapshot_memory=0.01,
-        drafters=model.parent / "drafters",
-        **settings,
-    )
-    fds = WeightFds(*map(os.dup, held.fds)) if held is not None else None
-    return build_runner(whole, weights=fds, profile_result=profile_result)
+    drafters = model.parent / "drafters"
+    return start_small(model, profile_result, held, drafters=drafters, **settings)
 
 
 @pytest.fixture

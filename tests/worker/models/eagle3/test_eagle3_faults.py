@@ -15,12 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.copied_head import make_copied_pair
+from support.ranks.small import start_small
 from surestep_common.errors import InvalidRequest
-from surestep_worker.checkpoint.held_weights import HeldWeights, WeightFds
+from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of, read_entries
-from surestep_worker.config import WorkerSettings
 from surestep_worker.startup import speculation
-from surestep_worker.startup.build import build_runner
 from surestep_worker.startup.built import Built
 
 
@@ -38,17 +37,7 @@ def start(
 ) -> Built:
     model, head = pair
     drafts = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
-    whole = WorkerSettings(
-        model=model,
-        device="cpu",
-        max_num_seqs=4,
-        max_model_len=128,
-        kv_cache_memory=0.01,
-        speculative_config=drafts,
-        **settings,
-    )
-    fds = WeightFds(*map(os.dup, held.fds)) if held is not None else None
-    return build_runner(whole, weights=fds, profile_result=profile_result)
+    return start_small(model, profile_result, held, speculative_config=drafts, **settings)
 
 
 def tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
