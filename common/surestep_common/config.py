@@ -10,14 +10,16 @@ are not theirs, because one file serves them all; a command that knows every key
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -35,11 +37,30 @@ NOTIFY_SOCKET = "NOTIFY_SOCKET"
 # What makes cuBLAS do without a workspace, in which it adds up sums that it has split.
 _NO_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 PARENT_PID = f"{ENV_PREFIX}PARENT_PID"
+_OF_SCRIPTS = f"{ENV_PREFIX}VENV"  # read by scripts/common.sh
 USAGE_ERROR = 2  # exit status
+
+_file: ContextVar[_File | None] = ContextVar("_file", default=None)  # that was read last
 
 S = TypeVar("S", bound=BaseSettings)
 T = TypeVar("T")
+_UNKNOWN = re.compile(
+    r"error parsing CLI: unrecognized arguments: (?P<flag>--?[^\s=]+).*", re.DOTALL
+)
 _DIGITS = re.compile(r"\d+(\.\d+)?")
+
+
+class _File(NamedTuple):
+    """Config file, and the settings that it decided."""
+
+    path: Path
+    settings: Set[str]
+
+
+class Refusal(NamedTuple):
+    """Reason why a key of a config file is not served; no setting accepts it as its value."""
+
+    reason: str
 
 
 def split_names(value: Any) -> Any:
@@ -93,7 +114,25 @@ LogLevel = Annotated[
 def load(cls: type[S], argv: Sequence[str] | None = None) -> S:
     """`Settings.load` for any settings class, such as one that only lists subcommands."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return or_exit(cls, lambda: CliApp.run(cls, cli_args=arguments))
+
+    def read() -> S:
+        try:
+            return CliApp.run(cls, cli_args=arguments)
+        except SettingsError as error:
+            raise SettingsError(_with_hint(cls, arguments, str(error))) from error
+
+    return or_exit(cls, read)
+
+
+def _with_hint(cls: type[BaseSettings], arguments: Sequence[str], message: str) -> str:
+    """Return what the parser says, of an unknown flag with the one that is probably meant."""
+    if (unknown := _UNKNOWN.fullmatch(message)) is None:
+        return message
+    command = cls.model_fields.get(arguments[0].replace("-", "_"))
+    of = next((one for one in get_args(command.annotation) if one), cls) if command else cls
+    flags = [f"--{name.replace('_', '-')}" for name in getattr(of, "model_fields", ())]
+    near = difflib.get_close_matches(unknown["flag"], flags, n=1)
+    return f"unknown flag '{unknown['flag']}'{f': did you mean {near[0]}?' if near else ''}"
 
 
 def or_exit(cls: type[BaseSettings], read: Callable[[], T]) -> T:
@@ -160,7 +199,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Map the keys of a config file to the names of fields. Raises SettingsError."""
+        """Map the keys of a config file to the names of fields, and to Refusals."""
         return {str(key).replace("-", "_"): value for key, value in content.items()}
 
     def environ(self) -> dict[str, str]:
@@ -180,12 +219,15 @@ class _ConfigFile(PydanticBaseSettingsSource):
     """The YAML file that a source of higher priority names."""
 
     def __call__(self) -> dict[str, Any]:
-        path = self.current_state.get("config")
-        if path is None:
+        _file.set(None)
+        if (given := self.current_state.get("config")) is None:
             return {}
+        path = Path(given)
         # A mapping given by flag or variable replaces the file's; it is not merged with it.
-        values = cast(type[Settings], self.settings_cls).from_file(_read_yaml(Path(path)))
-        return {key: value for key, value in values.items() if key not in self.current_state}
+        values = cast(type[Settings], self.settings_cls).from_file(_read_yaml(path))
+        own = {key: value for key, value in values.items() if key not in self.current_state}
+        _file.set(_File(path, own.keys()))
+        return own
 
     def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
         raise AssertionError("the file is read as a whole")
@@ -208,15 +250,21 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _describe(cls: type[BaseSettings], details: ErrorDetails) -> str:
-    """Describe a validation error in one line that names flag and variable."""
+    """Describe a validation error in one line that names the file, or flag and variable."""
     field = next((str(part) for part in reversed(details["loc"]) if isinstance(part, str)), "")
     message = " ".join(details["msg"].removeprefix("Value error, ").split())
+    file, given = _file.get(), details["input"]
+    where = f"config file {file.path}: " if file is not None and field in file.settings else ""
+    if isinstance(given, Refusal):
+        return f"{where}{given.reason}"
     if details["type"] == "extra_forbidden":
-        return f"unknown setting '{field}'"
+        return f"{where}unknown setting '{field}'"
     if not field:
         return message
+    got = "" if field in set(secret_fields(cls)) else f", got {given!r}"
+    if where:
+        return f"{where}{field}: {message}{got}"
     flag = f"--{field.replace('_', '-')}"
-    got = "" if field in set(secret_fields(cls)) else f", got {details['input']!r}"
     return f"{field}: {message}{got} ({flag} or {ENV_PREFIX}{field.upper()})"
 
 
@@ -266,6 +314,17 @@ def hide_progress_bars() -> None:
 def variables(prefix: str) -> dict[str, str]:
     """Return what the environment has under names that begin so."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def unread_variables(*classes: type[Settings]) -> list[str]:
+    """Return the variables with our prefix that no setting of the classes reads."""
+    read = {ENV_PREFIX + name.upper() for cls in classes for name in cls.model_fields}
+    read |= {PARENT_PID, _OF_SCRIPTS}
+    return sorted(
+        name
+        for name in os.environ
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in read
+    )
 
 
 def notify_address() -> str | None:

@@ -5,7 +5,7 @@ for any answer below 400. Says what is wrong, which container engines keep besid
 gRPC as the settings in the environment say; of HTTPS any certificate will do, for it names a host
 that clients know, and not the address that is asked here.
 
-It runs every ten seconds beside what serves: each way imports no more than it needs.
+It runs every few seconds beside what serves: each way imports no more than it needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _grpc(address: str, name: str, files: TlsCredentials | None) -> str | None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from .other_releases import name_of
+    from .releases import name_of
 
     with _channel(address, files) as channel:
         try:

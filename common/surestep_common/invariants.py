@@ -300,3 +300,14 @@ def drafter_watermark(
     ready = (planned.max_proposed == 0) | (after == len_before)
     require(ready, planned.slot, message, after, len_before)
     return after
+
+
+def as_bits(mask: BoolArray) -> bytes:
+    """Return a mask as messages have it: the first element is the lowest bit of the first byte."""
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+def of_bits(bits: bytes, count: int) -> BoolArray:
+    """Return the first `count` elements of a mask that a message has."""
+    unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+    return unpacked[:count].astype(np.bool_)

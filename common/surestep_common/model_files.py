@@ -65,6 +65,22 @@ def read_object(path: Path) -> dict[str, Any]:
     return parsed
 
 
+def object_or_empty(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; {} if it cannot be read, which loading the model tells."""
+    try:
+        return read_object(path)
+    except InvalidRequest:
+        return {}
+
+
+def verifier_named_in(config: dict[str, Any]) -> str | None:
+    """Return the model that a draft model of speculators says in its config.json to draft for."""
+    about = config.get("speculators_config")
+    verifier = about.get("verifier") if isinstance(about, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
 def name_of(folder: Path) -> str:
     """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
     cache, snapshots = folder.parent.parent.name, folder.parent.name

@@ -61,8 +61,9 @@ SERVER_OPTIONS = (
     *_KEEPALIVE,
     ("grpc.server_handshake_timeout_ms", 5_000),  # 120 s by default, for a peer that says nothing
     ("grpc.max_allowed_incoming_connections", 4_096),
-    # 4 MiB by default, which every connection that sends much takes, whether or not it is heard.
+    # By default a connection holds 4 MiB, and a window that grows, whether or not it is heard.
     ("grpc.experimental.tcp_max_read_chunk_size", 256 << 10),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share it
@@ -113,10 +114,9 @@ class Server:
     """A gRPC server with health, reflection and error mapping on every service.
 
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
-    That of LIVE is SERVING from start to stop.
-    Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`,
-    or go to one of its `public` methods. Other calls are refused before their message is received;
-    health checks without the secret are few at a time.
+    That of LIVE is SERVING from start to stop. Calls need the secret of this process, if it has
+    one, or one of the `guests` of `access.Gate`, or go to one of its `public` methods. Others are
+    refused before their message is received; health checks without the secret are few at a time.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Server:
         `max_streams` of one connection, those included that were reset and are not gone yet. gRPC
         refuses others by itself, so that a flood of resets costs no time of the event loop.
         """
-        _GRPC_LOGGER.addFilter(_is_no_caller_that_left)
+        _GRPC_LOGGER.addFilter(_is_a_fault)
         gate = access.Gate(guests or {}, public)
         interceptors = [_ErrorInterceptor(), _AccessInterceptor(gate)]
         bounds = (
@@ -186,7 +186,7 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let open calls finish for `grace_s` seconds, then cancel them."""
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(grace_s)
+        await asyncio.shield(self.grpc.stop(grace_s))  # cancelled, no later stop would work
 
 
 @contextlib.contextmanager
@@ -378,10 +378,10 @@ _ENDED = grpc.aio.AbortError, grpc.aio.InternalError
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 
-def _is_no_caller_that_left(record: logging.LogRecord) -> bool:
-    """Keep a caller's reset of a stream out of the log: each would be a traceback of grpc's."""
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Keep callers that leave, or reset a stream, out of the log: each would be a traceback."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, grpc.aio.InternalError)
+    return not isinstance(error, (grpc.aio.InternalError, asyncio.CancelledError))
 
 
 async def _abort(context: _Context, error: Exception) -> NoReturn:

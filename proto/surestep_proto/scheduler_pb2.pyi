@@ -16,6 +16,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP: _ClassVar[FinishReason]
     LENGTH: _ClassVar[FinishReason]
     POOLED: _ClassVar[FinishReason]
+    ABORTED: _ClassVar[FinishReason]
 
 class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,15 +25,31 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVING: _ClassVar[EngineState]
     RECOVERING: _ClassVar[EngineState]
     DRAINING: _ClassVar[EngineState]
+    PAUSED: _ClassVar[EngineState]
+    SLEEPING: _ClassVar[EngineState]
+
+class PauseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAUSE_MODE_UNSPECIFIED: _ClassVar[PauseMode]
+    PAUSE_ABORT: _ClassVar[PauseMode]
+    PAUSE_WAIT: _ClassVar[PauseMode]
+    PAUSE_KEEP: _ClassVar[PauseMode]
 FINISH_REASON_UNSPECIFIED: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
 POOLED: FinishReason
+ABORTED: FinishReason
 ENGINE_STATE_UNSPECIFIED: EngineState
 WAITING_FOR_WORKERS: EngineState
 SERVING: EngineState
 RECOVERING: EngineState
 DRAINING: EngineState
+PAUSED: EngineState
+SLEEPING: EngineState
+PAUSE_MODE_UNSPECIFIED: PauseMode
+PAUSE_ABORT: PauseMode
+PAUSE_WAIT: PauseMode
+PAUSE_KEEP: PauseMode
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "label_ids", "ignore_eos", "resolved", "want_drafted", "cache_owner", "delivery")
@@ -119,13 +136,14 @@ class ResolvedParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end", "pooled", "drafted")
+    __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end", "weights", "pooled", "drafted")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -134,9 +152,10 @@ class GenerateChunk(_message.Message):
     prompt_logprobs: _sampling_pb2.LogprobColumns
     finish_reason: FinishReason
     end: RequestEnd
+    weights: _containers.RepeatedCompositeFieldContainer[WeightsFrom]
     pooled: bytes
     drafted: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., pooled: _Optional[bytes] = ..., drafted: _Optional[_Iterable[bool]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightsFrom, _Mapping]]] = ..., pooled: _Optional[bytes] = ..., drafted: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class RequestStart(_message.Message):
     __slots__ = ("num_cached_tokens", "queue_s", "model_fingerprint", "resolved")
@@ -169,7 +188,7 @@ class SchedulerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerInfo(_message.Message):
-    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault", "drafts_because", "speculative_config", "draining")
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint", "defaults", "max_pooled_len", "hidden_size", "headless", "drafter_fault", "grammar_fault", "drafts_because", "speculative_config", "weight_version", "draining")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +210,7 @@ class SchedulerInfo(_message.Message):
     GRAMMAR_FAULT_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     vocab_size: int
@@ -213,8 +233,9 @@ class SchedulerInfo(_message.Message):
     grammar_fault: str
     drafts_because: str
     speculative_config: str
+    weight_version: str
     draining: bool
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ..., drafts_because: _Optional[str] = ..., speculative_config: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., drafter_fault: _Optional[str] = ..., grammar_fault: _Optional[str] = ..., drafts_because: _Optional[str] = ..., speculative_config: _Optional[str] = ..., weight_version: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ("num_steps",)
@@ -277,7 +298,7 @@ class RecentSteps(_message.Message):
     def __init__(self, epoch: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., age_s: _Optional[_Iterable[float]] = ..., took_s: _Optional[_Iterable[float]] = ..., prompt_rows: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[_Iterable[int]] = ..., verify_rows: _Optional[_Iterable[int]] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("cause", "reason", "epoch", "age_s", "detect_s", "recover_s", "num_replayed_requests", "num_replayed_tokens")
+    __slots__ = ("cause", "reason", "epoch", "age_s", "detect_s", "recover_s", "num_replayed_requests", "num_replayed_tokens", "num_kept_tokens")
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +307,7 @@ class Incident(_message.Message):
     RECOVER_S_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     cause: str
     reason: str
     epoch: int
@@ -294,7 +316,8 @@ class Incident(_message.Message):
     recover_s: float
     num_replayed_requests: int
     num_replayed_tokens: int
-    def __init__(self, cause: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ..., detect_s: _Optional[float] = ..., recover_s: _Optional[float] = ..., num_replayed_requests: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ...) -> None: ...
+    num_kept_tokens: int
+    def __init__(self, cause: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ..., detect_s: _Optional[float] = ..., recover_s: _Optional[float] = ..., num_replayed_requests: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ...) -> None: ...
 
 class RestartWorkersRequest(_message.Message):
     __slots__ = ("reason",)
@@ -310,12 +333,100 @@ class RestartWorkersResponse(_message.Message):
     num_ranks: int
     def __init__(self, epoch: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
+class PauseRequest(_message.Message):
+    __slots__ = ("level", "mode", "tags")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    mode: PauseMode
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[PauseMode, str]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ("num_aborted", "held_weight_bytes")
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_aborted: int
+    held_weight_bytes: int
+    def __init__(self, num_aborted: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("tags",)
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("asleep", "epoch")
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    asleep: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    def __init__(self, asleep: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("num_aborted",)
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    num_aborted: int
+    def __init__(self, num_aborted: _Optional[int] = ...) -> None: ...
+
+class UpdateWeightsRequest(_message.Message):
+    __slots__ = ("version", "mode")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    mode: PauseMode
+    def __init__(self, version: _Optional[str] = ..., mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+
+class UpdateWeightsResponse(_message.Message):
+    __slots__ = ("epoch", "num_aborted", "num_kept", "unchanged", "check_drafts", "check_accepted")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    num_aborted: int
+    num_kept: int
+    unchanged: bool
+    check_drafts: int
+    check_accepted: int
+    def __init__(self, epoch: _Optional[int] = ..., num_aborted: _Optional[int] = ..., num_kept: _Optional[int] = ..., unchanged: _Optional[bool] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ...) -> None: ...
+
+class WeightsFrom(_message.Message):
+    __slots__ = ("first_token", "version", "model_fingerprint")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    version: str
+    model_fingerprint: str
+    def __init__(self, first_token: _Optional[int] = ..., version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+
+class PauseInfo(_message.Message):
+    __slots__ = ("level", "mode", "asleep")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    mode: PauseMode
+    asleep: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[PauseMode, str]] = ..., asleep: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "drafter_broken", "num_tenants", "num_displacements", "num_prompt_tokens_cached", "num_step_tokens", "num_steps_by_tokens", "steps", "num_blocks_cached", "num_slots_total", "num_snapshots_total", "num_snapshots_held", "drafting")
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "drafter_broken", "num_tenants", "num_displacements", "num_prompt_tokens_cached", "num_step_tokens", "num_steps_by_tokens", "steps", "num_blocks_cached", "num_slots_total", "num_snapshots_total", "num_snapshots_held", "drafting", "pause")
     class FinishedRequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +504,7 @@ class SchedulerStats(_message.Message):
     NUM_SNAPSHOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_SNAPSHOTS_HELD_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_blocks_total: int
@@ -449,21 +561,24 @@ class SchedulerStats(_message.Message):
     num_snapshots_total: int
     num_snapshots_held: int
     drafting: _containers.RepeatedCompositeFieldContainer[DraftingValue]
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., drafter_broken: _Optional[bool] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., num_blocks_cached: _Optional[int] = ..., num_slots_total: _Optional[int] = ..., num_snapshots_total: _Optional[int] = ..., num_snapshots_held: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingValue, _Mapping]]] = ...) -> None: ...
+    pause: PauseInfo
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., drafter_broken: _Optional[bool] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., num_blocks_cached: _Optional[int] = ..., num_slots_total: _Optional[int] = ..., num_snapshots_total: _Optional[int] = ..., num_snapshots_held: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingValue, _Mapping]]] = ..., pause: _Optional[_Union[PauseInfo, _Mapping]] = ...) -> None: ...
 
 class DraftingValue(_message.Message):
-    __slots__ = ("rows", "value", "drafts", "time_factor", "num_trials")
+    __slots__ = ("rows", "value", "drafts", "time_factor", "num_trials", "source")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TIME_FACTOR_FIELD_NUMBER: _ClassVar[int]
     NUM_TRIALS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     rows: int
     value: float
     drafts: bool
     time_factor: float
     num_trials: int
-    def __init__(self, rows: _Optional[int] = ..., value: _Optional[float] = ..., drafts: _Optional[bool] = ..., time_factor: _Optional[float] = ..., num_trials: _Optional[int] = ...) -> None: ...
+    source: str
+    def __init__(self, rows: _Optional[int] = ..., value: _Optional[float] = ..., drafts: _Optional[bool] = ..., time_factor: _Optional[float] = ..., num_trials: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("num_steps_by_mode", "num_rows_by_mode", "num_rows_by_k", "num_windows_by_drafts", "num_windows_by_accepted", "num_checked_rows", "num_checked_digests", "plan_s", "apply_s", "bounds_s", "num_steps_within", "step_s", "ranks")

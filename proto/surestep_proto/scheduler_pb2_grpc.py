@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from surestep_proto import scheduler_pb2 as surestep__proto_dot_scheduler__pb2
+from surestep_proto import supervisor_pb2 as surestep__proto_dot_supervisor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -64,6 +65,31 @@ class SchedulerStub:
                 request_serializer=surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/surestep.v1.Scheduler/Pause',
+                request_serializer=surestep__proto_dot_scheduler__pb2.PauseRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/surestep.v1.Scheduler/Resume',
+                request_serializer=surestep__proto_dot_scheduler__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/surestep.v1.Scheduler/Abort',
+                request_serializer=surestep__proto_dot_scheduler__pb2.AbortRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.StageWeights = channel.stream_unary(
+                '/surestep.v1.Scheduler/StageWeights',
+                request_serializer=surestep__proto_dot_supervisor__pb2.WeightPart.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.StagedWeights.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/surestep.v1.Scheduler/UpdateWeights',
+                request_serializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -115,6 +141,44 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Stop scheduling and, from level 1 on, end the workers until Resume, for operators. Returns when that is done.
+        UNAVAILABLE where no supervisor could start workers again. Calls that are cancelled before have no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Go on. Returns when the workers serve, or at once while parts of them are still to be woken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """End open requests where they are, with ABORTED, for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageWeights(self, request_iterator, context):
+        """Take in weights for UpdateWeights on every rank, beside the steps. INVALID_ARGUMENT, which changes nothing, where
+        names, shapes or types are not the model's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Serve what was staged: in a new epoch, on all ranks or none. Returns when it is served, or at once from a sleeping
+        engine, which serves it when it wakes. INVALID_ARGUMENT where ranks cannot: what was served before is served again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +211,31 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.RestartWorkers,
                     request_deserializer=surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.FromString,
                     response_serializer=surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.PauseRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.ResumeRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.AbortRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.AbortResponse.SerializeToString,
+            ),
+            'StageWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.StageWeights,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.WeightPart.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.StagedWeights.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +400,141 @@ class Scheduler:
             '/surestep.v1.Scheduler/RestartWorkers',
             surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.SerializeToString,
             surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/Pause',
+            surestep__proto_dot_scheduler__pb2.PauseRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/Resume',
+            surestep__proto_dot_scheduler__pb2.ResumeRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/Abort',
+            surestep__proto_dot_scheduler__pb2.AbortRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/surestep.v1.Scheduler/StageWeights',
+            surestep__proto_dot_supervisor__pb2.WeightPart.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.StagedWeights.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/UpdateWeights',
+            surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,7 @@ class ExitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HUNG: _ClassVar[ExitCause]
     REQUESTED: _ClassVar[ExitCause]
     OUT_OF_MEMORY: _ClassVar[ExitCause]
+    UNSEEN: _ClassVar[ExitCause]
 
 class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STARTING: _ClassVar[RankState]
     READY: _ClassVar[RankState]
     DEAD: _ClassVar[RankState]
+    ASLEEP: _ClassVar[RankState]
 
 class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,10 +59,12 @@ KILLED: ExitCause
 HUNG: ExitCause
 REQUESTED: ExitCause
 OUT_OF_MEMORY: ExitCause
+UNSEEN: ExitCause
 RANK_STATE_UNSPECIFIED: RankState
 STARTING: RankState
 READY: RankState
 DEAD: RankState
+ASLEEP: RankState
 ACTIVITY_UNKNOWN: Activity
 AT_REST: Activity
 RUNNING: Activity
@@ -106,7 +110,7 @@ class SupervisorStatusRequest(_message.Message):
     def __init__(self, watch_ms: _Optional[int] = ...) -> None: ...
 
 class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "activity", "failure_is_permanent")
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "activity", "failure_is_permanent", "sleep_level", "weight_version", "weights_unsettled", "num_failures")
     PID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +126,10 @@ class SupervisorStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     FAILURE_IS_PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     rank: int
     rank_state: RankState
@@ -137,7 +145,11 @@ class SupervisorStatus(_message.Message):
     failure: str
     activity: Activity
     failure_is_permanent: bool
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., failure_is_permanent: _Optional[bool] = ...) -> None: ...
+    sleep_level: int
+    weight_version: str
+    weights_unsettled: bool
+    num_failures: int
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., failure_is_permanent: _Optional[bool] = ..., sleep_level: _Optional[int] = ..., weight_version: _Optional[str] = ..., weights_unsettled: _Optional[bool] = ..., num_failures: _Optional[int] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("reason", "expected_pid")
@@ -152,3 +164,71 @@ class RestartResponse(_message.Message):
     RESTARTED_FIELD_NUMBER: _ClassVar[int]
     restarted: bool
     def __init__(self, restarted: _Optional[bool] = ...) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
+class SleepResponse(_message.Message):
+    __slots__ = ("held_weight_bytes",)
+    HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    held_weight_bytes: int
+    def __init__(self, held_weight_bytes: _Optional[int] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WakeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WeightPart(_message.Message):
+    __slots__ = ("first", "folder", "data")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    first: bool
+    folder: str
+    data: bytes
+    def __init__(self, first: _Optional[bool] = ..., folder: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class StagedWeights(_message.Message):
+    __slots__ = ("num_tensors", "nbytes", "digest")
+    NUM_TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    num_tensors: int
+    nbytes: int
+    digest: str
+    def __init__(self, num_tensors: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class UseWeightsRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    def __init__(self, version: _Optional[str] = ...) -> None: ...
+
+class UseWeightsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SettleWeightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SettleWeightsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollBackWeightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollBackWeightsResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    def __init__(self, version: _Optional[str] = ...) -> None: ...

@@ -46,6 +46,36 @@ class SupervisorStub:
                 request_serializer=surestep__proto_dot_supervisor__pb2.RestartRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_supervisor__pb2.RestartResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/surestep.v1.Supervisor/Sleep',
+                request_serializer=surestep__proto_dot_supervisor__pb2.SleepRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/surestep.v1.Supervisor/Wake',
+                request_serializer=surestep__proto_dot_supervisor__pb2.WakeRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.WakeResponse.FromString,
+                _registered_method=True)
+        self.StageWeights = channel.stream_unary(
+                '/surestep.v1.Supervisor/StageWeights',
+                request_serializer=surestep__proto_dot_supervisor__pb2.WeightPart.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.StagedWeights.FromString,
+                _registered_method=True)
+        self.UseWeights = channel.unary_unary(
+                '/surestep.v1.Supervisor/UseWeights',
+                request_serializer=surestep__proto_dot_supervisor__pb2.UseWeightsRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.UseWeightsResponse.FromString,
+                _registered_method=True)
+        self.SettleWeights = channel.unary_unary(
+                '/surestep.v1.Supervisor/SettleWeights',
+                request_serializer=surestep__proto_dot_supervisor__pb2.SettleWeightsRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.SettleWeightsResponse.FromString,
+                _registered_method=True)
+        self.RollBackWeights = channel.unary_unary(
+                '/surestep.v1.Supervisor/RollBackWeights',
+                request_serializer=surestep__proto_dot_supervisor__pb2.RollBackWeightsRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_supervisor__pb2.RollBackWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class SupervisorServicer:
@@ -68,6 +98,48 @@ class SupervisorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """End the rank and start none before Wake. Returns when its process is gone. A higher level may follow a lower one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Start a rank again if the last one was put to sleep. Returns at once; Status shows when it is ready.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageWeights(self, request_iterator, context):
+        """Take in weights that are to be served next, or a part of them, and compare their names, shapes and types with those
+        of the model. INVALID_ARGUMENT where they differ; nothing is served of them before UseWeights.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UseWeights(self, request, context):
+        """Have the next rank load what was staged. FAILED_PRECONDITION unless the rank is asleep. What was served before
+        stays until SettleWeights, or comes back with RollBackWeights, which ends a rank that there is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleWeights(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackWeights(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SupervisorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +152,36 @@ def add_SupervisorServicer_to_server(servicer, server):
                     servicer.Restart,
                     request_deserializer=surestep__proto_dot_supervisor__pb2.RestartRequest.FromString,
                     response_serializer=surestep__proto_dot_supervisor__pb2.RestartResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.SleepRequest.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.WakeRequest.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.WakeResponse.SerializeToString,
+            ),
+            'StageWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.StageWeights,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.WeightPart.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.StagedWeights.SerializeToString,
+            ),
+            'UseWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UseWeights,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.UseWeightsRequest.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.UseWeightsResponse.SerializeToString,
+            ),
+            'SettleWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleWeights,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.SettleWeightsRequest.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.SettleWeightsResponse.SerializeToString,
+            ),
+            'RollBackWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackWeights,
+                    request_deserializer=surestep__proto_dot_supervisor__pb2.RollBackWeightsRequest.FromString,
+                    response_serializer=surestep__proto_dot_supervisor__pb2.RollBackWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +240,168 @@ class Supervisor:
             '/surestep.v1.Supervisor/Restart',
             surestep__proto_dot_supervisor__pb2.RestartRequest.SerializeToString,
             surestep__proto_dot_supervisor__pb2.RestartResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Supervisor/Sleep',
+            surestep__proto_dot_supervisor__pb2.SleepRequest.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Supervisor/Wake',
+            surestep__proto_dot_supervisor__pb2.WakeRequest.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/surestep.v1.Supervisor/StageWeights',
+            surestep__proto_dot_supervisor__pb2.WeightPart.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.StagedWeights.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UseWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Supervisor/UseWeights',
+            surestep__proto_dot_supervisor__pb2.UseWeightsRequest.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.UseWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Supervisor/SettleWeights',
+            surestep__proto_dot_supervisor__pb2.SettleWeightsRequest.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.SettleWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Supervisor/RollBackWeights',
+            surestep__proto_dot_supervisor__pb2.RollBackWeightsRequest.SerializeToString,
+            surestep__proto_dot_supervisor__pb2.RollBackWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -80,7 +80,8 @@ def test_services_ignore_the_keys_of_others(config_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("prot: 3", "everything: unknown setting 'prot'\n"),
+        ("prot: 3", "everything: config file {path}: unknown setting 'prot'\n"),
+        ("port: 0", "everything: config file {path}: port: Input should be greater than or equal"),
         ("port: [", "everything: config file {path}: while parsing"),
         ("- port", "everything: config file {path}: expected keys and values\n"),
     ],
@@ -99,7 +100,8 @@ def test_a_wrong_file_is_refused(
             ["--port", "0"],
             "everything: port: Input should be greater than or equal to 1, got '0' (--port or ",
         ),
-        (["--prot", "1"], "everything: error parsing CLI: unrecognized arguments: --prot 1\n"),
+        (["--prot", "1"], "everything: unknown flag '--prot': did you mean --port?\n"),
+        (["--xyzzy=1"], "everything: unknown flag '--xyzzy'\n"),
         (["--config", "/nowhere"], "everything: config file /nowhere: [Errno 2]"),
         (["--options", "{"], "everything: "),
     ],

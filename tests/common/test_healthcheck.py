@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -59,6 +60,29 @@ async def test_a_server_that_does_not_serve_lives() -> None:
     finally:
         await server.stop(0)
     assert await said(LIVE) == (1, "UNAVAILABLE")
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 2))
+async def test_a_stop_that_is_cancelled_goes_on(turns: int) -> None:
+    server = Server([SUPERVISOR])
+    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    stopping = asyncio.ensure_future(server.stop(0))
+    for _ in range(turns):  # of the loop: somewhere among them gRPC itself waits
+        await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    await server.stop(0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address.split(":"))
+
+
+async def test_calls_that_were_left_are_no_faults(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC logs with a traceback that a call was cancelled while it was told its error."""
+    server = Server([SUPERVISOR])
+    for error in (asyncio.CancelledError("left"), RuntimeError("ours")):
+        logging.getLogger("grpc._cython.cygrpc").error("not handled", exc_info=error)
+    await server.stop(0)
+    assert ("left" in caplog.text, "ours" in caplog.text) == (False, True)
 
 
 def test_a_service_that_hangs_is_not_waited_for() -> None:

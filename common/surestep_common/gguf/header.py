@@ -48,6 +48,7 @@ BLOCK_TYPES = {
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
 }
+BLOCK_TYPE_OF = {each.name: each for each in BLOCK_TYPES.values()}
 # Types that are not read here, for a message.
 _OTHER_TYPES = {
     4: "Q4_2",

@@ -40,7 +40,10 @@ _SPLITS = {
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "dbrx": _Split(_LLAMA3.pattern),  # Phi-4 has it
 }
+# Special tokens of Phi-3 that leave the white space behind them alone.
+_TIGHT = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 
 class TokenizerFiles(NamedTuple):
@@ -72,6 +75,9 @@ def tokenizer_of(header: Header) -> TokenizerFiles:
         "eos": _flag(header, "add_eos_token", False) and "eos" in special,
     }
     added = _added_tokens(tokens, kinds, special.values())
+    if model == "llama" and header.metadata.get("general.architecture") == "phi3":
+        for token in added:  # the others take it, which files do not say
+            token["rstrip"] = token["special"] and token["content"] not in _TIGHT
     frame = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
     processor = _template({name: special[name] for name, wanted in ends.items() if wanted}, tokens)
     return TokenizerFiles(frame | parts | {"post_processor": processor}, _config(special, ends))

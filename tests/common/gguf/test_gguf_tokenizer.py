@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 CONTROL, NORMAL, USER_DEFINED, BYTE = 3, 1, 4, 6
 SPECIAL, ADDED = ["<unk>", "<s>", "</s>", "<|im_start|>"], ["<think>", "<tool>"]
-BYTE_LEVEL = ("default", "smollm", "llama-bpe", "qwen2")
+BYTE_LEVEL = ("default", "smollm", "llama-bpe", "qwen2", "dbrx")
 ODD = [
     "",
     " ",
@@ -66,8 +66,15 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct.gguf"
 
 
-def written(path: Path, model: str, tokens: list[str], kinds: list[int], **fields: Any) -> Path:
-    writer = GGUFWriter(path, "llama")
+def written(
+    path: Path,
+    model: str,
+    tokens: list[str],
+    kinds: list[int],
+    arch: str = "llama",
+    **fields: Any,
+) -> Path:
+    writer = GGUFWriter(path, arch)
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -203,6 +210,15 @@ def test_sentencepiece_puts_a_space_before_every_text(pairs: dict[str, Pair]) ->
     unspaced = pairs["llama unspaced"].ours
     assert "".join(unspaced.encode("the", add_special_tokens=False).tokens) == "the"
     assert unspaced.decode(unspaced.encode("the").ids) == "the"
+
+
+def test_special_tokens_of_phi_3_take_the_white_space_behind_them(tmp_path: Path) -> None:
+    """Its tokenizer.json says so of all but a few, and llama.cpp does it; the files say nothing."""
+    path = sentencepiece(tmp_path / "phi.gguf", arch="phi3")
+    ours = Tokenizer.from_str(json.dumps(tokenizer_of(read_header(path)).tokenizer))
+    for special, space in (("<|im_start|>", "\u2581"), ("</s>", "\u2581"), ("<s>", "\u2581" * 3)):
+        ids = ours.encode(f"{special}  the", add_special_tokens=False).ids
+        assert "".join(ours.id_to_token(id_) or "" for id_ in ids) == f"{special}{space}the"
 
 
 def test_a_token_that_is_no_word_is_found_in_text(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import Unimplemented
-from surestep_common.other_releases import name_of, refuse_unknown
+from surestep_common.releases import name_of, refuse_unknown
 from surestep_proto import sampling_pb2, worker_pb2
 from surestep_proto.scheduler_pb2 import EngineState, GenerateRequest
 

@@ -1,14 +1,23 @@
-"""Messages of a peer of another release, which may say what this one does not know."""
+"""This release, and messages of a peer of another one, which may say what it does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from .errors import Unimplemented
+
+
+def package_version() -> str:
+    """Return the version of the installed distribution, or a stand-in for a source tree."""
+    try:
+        return version("surestep")
+    except PackageNotFoundError:
+        return "0+source"
 
 
 def name_of(kind: Any, value: int) -> str:
