@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from .dispatch import load_kernels
+from .dispatch import attention_for, load_kernels
 from .linear import PackedLinear, QuantizedWeight
 from .paged_attention import AttentionCase
 from .table import KernelSet
 
-__all__ = ["AttentionCase", "KernelSet", "PackedLinear", "QuantizedWeight", "load_kernels"]
+__all__ = [
+    "AttentionCase",
+    "KernelSet",
+    "PackedLinear",
+    "QuantizedWeight",
+    "attention_for",
+    "load_kernels",
+]

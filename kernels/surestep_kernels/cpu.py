@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from .clamped_swiglu import ClampedSwiglu
@@ -20,7 +21,7 @@ from .dense_layer.cpu import PARTS
 from .dense_layer.cpu import load as load_layers
 from .linear import Linear
 from .moe import Moe, moe_reference
-from .table import KernelSet, LatentOps, StepOps, column
+from .table import REFERENCE, KernelSet, LatentOps, StepOps, column
 
 logger = logging.getLogger(__name__)
 MakeLayers = Callable[[Sequence[DenseLayer], Sequence[Tensor]], RunDenseLayers]
@@ -42,15 +43,22 @@ class CpuKernels(KernelSet):
         return self.one_call(layers, next_norms)
 
 
-def load_cpu(code: bytes = b"") -> KernelSet | None:
-    """Return the C kernels, from their `code` or compiled, or None after a warning that says why
-    not."""
+def load_cpu(code: bytes = b"", *, allow_slow: bool = False) -> KernelSet:
+    """Return the C kernels, from their `code`, prebuilt or compiled.
+
+    Without any, return the references with `allow_slow`, or else raise InvalidRequest.
+    """
     try:
         code = code or build_library()
         library = Library(file_of(code))
     except (BuildError, OSError) as error:
+        if not allow_slow:
+            raise InvalidRequest(
+                f"no C kernels: {error}; --allow-slow serves without them, about 50 times slower",
+                param="allow_slow",
+            ) from error
         logger.warning("no C kernels, using the much slower torch references: %s", error)
-        return None
+        return REFERENCE
     library.set_num_threads(1)
 
     def load(module: ModuleType) -> Mapping[str, Any]:

@@ -23,10 +23,12 @@ from .clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
 from .commit_step import CommitStep, commit_step_reference
 from .compilations import Compilations
 from .dense_layer import DenseLayer, LayerTokens, RunDenseLayers
+from .digest_pages import DigestPages, digest_pages_reference
 from .fingerprint import Fingerprint, fingerprint_reference
 from .gated_delta import gated_delta_reference
 from .gather_step import GatherStep, gather_step_reference
 from .gather_tokens import GatherTokens, gather_tokens_reference
+from .gelu_and_mul import gelu_and_mul_reference
 from .latent_attention import Attend, attend_reference
 from .latent_choice import LatentChoice, latent_choice_reference
 from .linear import (
@@ -59,6 +61,7 @@ from .rotary import Rotary, rotary_reference
 from .route import Route, RouteSigmoid, route_reference, route_sigmoid_reference
 from .shape_logits import ShapeLogits, shape_logits_reference
 from .silu_and_mul import silu_and_mul_reference
+from .soft_cap import SoftCap, soft_cap_reference
 from .store_kv import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
 from .write_runs import WriteRuns, write_runs_reference
 
@@ -115,7 +118,9 @@ class KernelSet:
     store_kv: StoreKV = store_kv_reference
     paged_attention: PagedAttention = paged_attention_reference
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul_reference
+    gelu_and_mul: Callable[[Tensor], Tensor] = gelu_and_mul_reference
     clamped_swiglu: ClampedSwiglu = clamped_swiglu_reference
+    soft_cap: SoftCap = soft_cap_reference
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor] = (
         causal_conv_reference
     )
@@ -129,6 +134,7 @@ class KernelSet:
     pack_experts: PackExperts = pack_experts_reference
     moe: Moe = moe_reference
     ngram: Ngram = ngram_reference
+    digest_pages: DigestPages = digest_pages_reference
     latent: LatentOps = LATENT_REFERENCE
     step: StepOps = CPU_REFERENCE
     set_num_threads: Callable[[int], None] = torch.set_num_threads
@@ -146,6 +152,10 @@ class KernelSet:
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Return silu_and_mul [T, I] of x [T, K] times a packed weight with 2 I outputs."""
         return self.silu_and_mul(self.linear(x, packed))
+
+    def linear_gelu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """Return gelu_and_mul [T, I] of x [T, K] times a packed weight with 2 I outputs."""
+        return self.gelu_and_mul(self.linear(x, packed))
 
     def linear_add_rms_norm(
         self,
@@ -221,16 +231,22 @@ class KernelSet:
         others.
 
         Queries and keys are normalised if there are norms, and rotated to their positions i64[T].
+        Norms are of each head, or of all heads of a token together.
         """
         sizes = projection.sizes
         made = self.linear(x, projection.packed).view(len(x), sum(sizes), projection.head_dim)
         q, others, k, v = made.split(sizes, dim=1)
         if projection.q_norm is not None and projection.k_norm is not None:
-            q = self.rms_norm(q, projection.q_norm, projection.eps)
-            k = self.rms_norm(k, projection.k_norm, projection.eps)
+            q = self._norm_heads(q, projection.q_norm, projection.eps)
+            k = self._norm_heads(k, projection.k_norm, projection.eps)
         self.rotary(q, k, positions, projection.cos_sin)
         self.store_kv(k, v, cache, kv_slots)
         return q, others
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.numel() == heads.shape[2]:
+            return self.rms_norm(heads, weight, eps)
+        return self.rms_norm(heads.flatten(1), weight, eps).view(heads.shape)
 
     def dense_layers(
         self, layers: Sequence[DenseLayer], next_norms: Sequence[Tensor]

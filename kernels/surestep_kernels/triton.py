@@ -12,6 +12,7 @@ from torch import Tensor
 from .columns.gpu.compilations import watch_compilations
 from .columns.products.families import Products
 from .gated_delta.chunks import CHUNK
+from .gelu_and_mul.triton import gelu_and_mul_of_partials
 from .linear import PackedLinear
 from .linear.triton import LinearPartials, linear_partials
 from .moe import Mixture, PackedExperts, Router
@@ -38,6 +39,9 @@ class TritonKernels(KernelSet):
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return silu_and_mul_of_partials(self.linear_partials(x, packed))
+
+    def linear_gelu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return gelu_and_mul_of_partials(self.linear_partials(x, packed))
 
     def linear_add_rms_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor, eps: float
@@ -87,7 +91,7 @@ class TritonKernels(KernelSet):
         kv_slots: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Project x. Other attention backends store keys and values in their own way."""
-        if self.store_kv is not store_kv:
+        if self.store_kv is not store_kv or projection.joint_norms:
             return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
         partials = self.linear_partials(x, projection.packed)
         return project_heads_of_partials(partials, projection, positions, cache, kv_slots)

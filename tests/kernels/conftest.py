@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.kernels.columns import triton_kernels
+from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from surestep_kernels.columns.cpu import compiling
 from surestep_kernels.cpu import load_cpu
@@ -19,7 +20,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs in Triton's interpreter, in thirds, is a GPU test on a machine that has one."""
+    """Mark tests that Triton's interpreter runs, in thirds, as GPU tests where there is one."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "gpu" in getattr(item, "fixturenames", ()) or "triton" in params.values():
@@ -61,10 +62,10 @@ def reference() -> KernelSet:
 
 @pytest.fixture(scope="session")
 def compiled() -> KernelSet:
-    kernels = load_cpu()
-    if kernels is None:
-        pytest.skip("no C compiler here")
-    return kernels
+    try:
+        return load_cpu()
+    except InvalidRequest as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
 
 @pytest.fixture
 def few_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One short file in place of all of C, where it matters only what becomes of a library."""
+    """Sources of one short file, where it matters only what becomes of a library."""
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "one.c").write_text("int surestep_panel_width(void) { return 16; }\n")

@@ -37,7 +37,9 @@ def standin(
         bound = signature.bind(*args, **kwargs).arguments
         q, k, v, *_ = bound.values()
         lengths, table = check(bound)
-        bound = {"learnable_sink": None} | {COMMON.get(k, k): v for k, v in bound.items()}
+        bound = {"learnable_sink": None, "softcap": None} | {
+            COMMON.get(k, k): v for k, v in bound.items()
+        }
         cu, sinks = bound["cu_seqlens_q"], bound["learnable_sink"]
         assert cu.dtype is lengths.dtype is table.dtype is torch.int32
         assert k.shape[1:] == v.shape[1:] == (16, 2, 24)  # positions, then heads
@@ -49,7 +51,10 @@ def standin(
         rows = AttentionRows(table, torch.arange(len(table)), cu, lengths - (cu[1:] - cu[:-1]), 0)
         scale = bound["softmax_scale"]
         sinks = None if sinks is None else sinks.float()
-        return paged_attention_reference(q, cache, rows, scale, window=window, sinks=sinks)
+        cap = bound["softcap"] or 0.0
+        return paged_attention_reference(
+            q, cache, rows, scale, window=window, sinks=sinks, softcap=cap
+        )
 
     return function
 
@@ -139,9 +144,12 @@ def test_adapters_hand_over_what_the_packages_want(reference: KernelSet, name: s
     ours = replace(reference, kv_cache_shape=backend.kv_cache_shape, store_kv=backend.store_kv)
     cache, q = fill_cache(ours, context), torch.randn(sum(counts), 4, 24)
     expected_cache = fill_cache(reference, context)
-    for window in (0, 3):
-        expected = paged_attention_reference(q, expected_cache, rows, 0.3, window=window)
-        assert_close(backend.paged_attention(q, cache, rows, 0.3, window=window), expected)
+    for window, softcap in ((0, 0.0), (3, 0.0), (0, 0.7)):
+        if softcap and name == "torch":
+            continue  # is refused
+        options: dict[str, Any] = {"window": window, "softcap": softcap}
+        expected = paged_attention_reference(q, expected_cache, rows, 0.3, **options)
+        assert_close(backend.paged_attention(q, cache, rows, 0.3, **options), expected)
     if name == "FA4":
         sinks = torch.tensor([1.0, 0.5, -2, 4])
         expected = paged_attention_reference(q, expected_cache, rows, 0.3, sinks=sinks)
@@ -170,6 +178,7 @@ def test_auto_keeps_bits_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
         ("flash_attn", replace(HOPPER, cache_dtype=FP8), "16 bits"),
         ("flash_attn", replace(HOPPER, head_dim=264), "head_dim 264"),
         ("torch_varlen", replace(HOPPER, sinks=True), "no sinks"),
+        ("torch_varlen", replace(HOPPER, softcap=True), "no soft cap"),
         ("flash_attn", replace(HOPPER, cache_dtype=INT8), "16 bits"),
         ("triton", replace(HOPPER, block_size=20), "block size 20"),
         ("triton", replace(HOPPER, capability=80, cache_dtype=FP8), "sm_89"),
@@ -251,7 +260,7 @@ def test_triton_on_the_cpu_is_its_interpreter(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"block_size": 4}, "block_size 4 on a cpu needs attention_backend torch"),
         ({"head_dim": 12}, "1 heads of 12 elements to a key on a cpu needs"),
-        ({"head_dim": 512}, "1 heads of 512 elements"),
+        ({"head_dim": 520}, "1 heads of 520 elements"),
         ({"group": 64}, "64 heads of 128 elements"),
     ],
 )

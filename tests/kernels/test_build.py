@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.columns.cpu.build import build_key, build_library, default_cache, file_of
 from surestep_kernels.columns.cpu.compiling import BuildError
@@ -37,9 +38,7 @@ def test_a_built_library_is_used_again(few_sources: Path, tmp_path: Path) -> Non
 def test_a_library_is_loaded_once_and_from_memory(compiled: KernelSet) -> None:
     code = compiled.code
     assert file_of(code) == file_of(bytes(bytearray(code)))
-    again = load_cpu(code)
-    assert again is not None
-    assert again.code == code
+    assert load_cpu(code).code == code
     inode = str(file_of(code).stat().st_ino)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     assert sum(line[4] == inode and "x" in line[1] for line in mapped) == 1
@@ -69,13 +68,23 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert default_cache() == tmp_path / "surestep" / "kernels"
 
 
-def test_references_serve_where_nothing_can_be_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def nothing_to_compile_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("nothing_to_compile_with")
+def test_without_kernels_and_a_compiler_nothing_serves() -> None:
+    told = r"^no C kernels: no C compiler \(cc\), and no .* ahead: install gcc; --allow-slow serves"
+    with pytest.raises(InvalidRequest, match=told):
+        load_kernels("cpu")
+
+
+@pytest.mark.usefixtures("nothing_to_compile_with")
+def test_references_serve_where_they_are_allowed(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        kernels = load_kernels("cpu")
+        kernels = load_kernels("cpu", allow_slow=True)
     assert kernels.name == "torch reference"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 

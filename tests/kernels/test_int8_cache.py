@@ -31,7 +31,7 @@ SCALE = torch.float32.itemsize
 def new_cache(
     kernels: KernelSet, blocks: int, heads: int, dims: int, size: int = BLOCK_SIZE
 ) -> LayerCache:
-    """Of -1 in every byte: codes of -1, and scales that are NaN."""
+    """Pages of -1 in every byte: codes of -1, and scales that are NaN."""
     shape = with_scales(kernels.kv_cache_shape(blocks, size, heads, dims), INT8)
     return LayerCache(*(torch.full(shape, -1, dtype=INT8) for _ in "kv"))
 
@@ -59,8 +59,8 @@ def as_reference(cache: LayerCache) -> tuple[Tensor, Tensor]:
 
 
 def rows_of_every_size(dims: int) -> Tensor:
-    """Of magnitudes from the least subnormal on, of zeros, of halves between codes, and of what is
-    not finite, in one element or in all."""
+    """Magnitudes from the least subnormal on, zeros, halves between codes, and what is not finite,
+    in one element or in all."""
     powers = torch.ldexp(torch.randn(276, dims), torch.arange(-149, 127)[:, None])
     least = torch.arange(256)[:, None] * torch.linspace(-1, 1, dims) * 2.0**-149
     halves = torch.arange(dims) * 0.5
@@ -157,7 +157,8 @@ def test_attends_as_the_reference_and_alike_in_any_window(
 ) -> None:
     context = make_context(LENGTHS, kv_heads, head_dim, dtype, block_size)
     q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
-    options = {"window": window, "sinks": torch.randn(heads) if sinks else None}
+    more = {"sinks": torch.randn(heads), "softcap": 1.5} if sinks else {}
+    options: dict[str, object] = {"window": window, **more}
     cache, batch = fill(native, context), batch_of(context)
     made = attend(native, q, cache, batch, **options)
     assert attends_alike_alone(native, q, cache, context, made, **options)

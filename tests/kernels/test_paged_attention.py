@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from surestep_kernels import KernelSet
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import FP8, LayerCache
 from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 F32, BF16 = DTYPES
 # Query heads, KV heads, head_dim, block size: groups of 1 to 8; pages that are parts of the blocks
 # that a Triton kernel reads, have such as their parts, or neither.
 HEADS = [(2, 2, 24, 8), (6, 2, 64, 16), (4, 1, 40, 128), (7, 1, 128, 24), (8, 1, 96, 40)]
-MORE_HEADS = [(9, 3, 64, 16), (4, 4, 8, 16), (8, 1, 128, 16), (14, 2, 24, 16)]
+MORE_HEADS = [(9, 3, 64, 16), (4, 4, 8, 16), (8, 1, 128, 16), (14, 2, 24, 16), (4, 1, 512, 16)]
 LENGTHS = [1, 5, 17, 64, 90, 200]  # positions that the last token of a row sees
 COUNTS = [1, 2, 16, 1, 23, 4]  # tokens of the row: decode, windows, prompts
 LONGER, MORE = [1, 5, 16, 17, 64, 70, 150, 333], [1, 1, 5, 17, 1, 3, 100, 2]
@@ -122,6 +124,21 @@ def test_a_sliding_window_and_sinks(
         assert_as_reference(column, reference, q, whole, rows, sinks=sinks)
 
 
+@pytest.mark.parametrize(
+    ("pages", "dtype"),
+    [((), F32), ((), BF16), ((FP8, torch.tensor((0.02, 0.5))), BF16)],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [0, 16])
+def test_a_soft_cap(
+    column: KernelSet, reference: KernelSet, window: int, pages: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    """Some scores are far beyond it, others hardly notice."""
+    context, q = make_context(LENGTHS, 2, 40, dtype), 4 * torch.randn(sum(COUNTS), 6, 40)
+    options: dict[str, Any] = {"window": window, "softcap": 3.0, "sinks": torch.randn(6)}
+    assert_as_reference(column, reference, q.to(dtype), context, all_rows(), pages, **options)
+
+
 @pytest.mark.parametrize(("dtype", "scales"), [(F32, None), (BF16, (0.02, 0.5))], ids=str)
 def test_fp8_pages(
     column: KernelSet,
@@ -146,6 +163,21 @@ def test_a_sink_is_a_logit_without_a_value(reference: KernelSet) -> None:
     assert_close(actual, torch.einsum("hql,ld->qhd", weights, context.v[0][:, 0]))
 
 
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_the_reference_caps_scores_as_transformers_does(
+    reference: KernelSet, softcap: float
+) -> None:
+    context, q = make_context([40], 3, 16, torch.float32), 8 * torch.randn(7, 9, 16)
+    cache = fill_cache(reference, context)
+    actual = attend(reference, q, cache, context, [(0, 33, 7)], softcap=softcap)
+    k, v = (x[0].transpose(0, 1)[None] for x in (context.k, context.v))
+    mask = torch.zeros(7, 40).masked_fill(~torch.ones(7, 40, dtype=torch.bool).tril(33), -torch.inf)
+    layer: Any = SimpleNamespace(num_key_value_groups=3, training=False)
+    heads = q.transpose(0, 1)[None]
+    theirs, _ = eager_attention_forward(layer, heads, k, v, mask, scaling=0.25, softcap=softcap)
+    assert_close(actual, theirs[0])
+
+
 def test_the_reference_equals_dense_attention(reference: KernelSet) -> None:
     context = make_context([40], 3, 16, torch.float32)
     q = torch.randn(7, 9, 16)
@@ -168,7 +200,8 @@ def test_decode_windows_and_prefill_agree_bit_for_bit(
     cache = fill_cache(native, context)
     q = torch.randn(length, heads, head_dim).to(dtype)
     neighbour = torch.randn(30, heads, head_dim).to(dtype)
-    options = {"window": window, "sinks": torch.randn(heads)} if window else {}
+    more = {"window": window, "sinks": torch.randn(heads), "softcap": window / 20}
+    options = more if window else {}
     native.set_num_threads(2)
     whole = attend(native, q, cache, context, [(0, 0, length)], **options)
     for trial in range(30):
@@ -185,7 +218,7 @@ def test_decode_windows_and_prefill_agree_bit_for_bit(
 def test_a_long_prompt_gives_the_bits_of_its_tokens_alone(
     native: KernelSet, dtype: torch.dtype
 ) -> None:
-    """Of many tokens, larger tiles are made."""
+    """Larger tiles are made of many tokens."""
     length = 850
     context = make_context([length], 2, 24, dtype)
     cache, q = fill_cache(native, context), torch.randn(length, 6, 24).to(dtype)

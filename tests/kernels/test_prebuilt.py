@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels.ahead import compiled_ahead
 from support.kernels.cases import (
     AFFINE,
     FORMATS,
@@ -26,8 +26,8 @@ from support.kernels.cases import (
 )
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.columns.cpu import prebuild
-from surestep_kernels.columns.cpu.build import build_library, default_cache, file_of
-from surestep_kernels.columns.cpu.compiling import BuildError, compile_library, processor_features
+from surestep_kernels.columns.cpu.build import build_library, file_of, inventory
+from surestep_kernels.columns.cpu.compiling import BuildError, processor_features
 from surestep_kernels.columns.cpu.prebuilt import TARGETS, Target, fitting
 from surestep_kernels.cpu import load_cpu
 from surestep_kernels.linear import WeightFormat
@@ -92,16 +92,7 @@ def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
 
 
 def library(target: Target) -> KernelSet:
-    """The kernels for a target, compiled when there are none of these sources in the cache."""
-    file = target.file(default_cache() / "ahead")
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        compile_library("cc", target.flags, fresh)
-        fresh.replace(file)
-    kernels = load_cpu(file.read_bytes())
-    assert kernels is not None
-    return kernels
+    return load_cpu(compiled_ahead(target).read_bytes())
 
 
 @takes_long
@@ -150,6 +141,32 @@ def test_every_library_multiplies_quantised_weights(
         assert torch.equal(torch.cat(alone), together)
 
 
+def test_each_way_to_kernels_is_told(few_sources: Path, tmp_path: Path) -> None:
+    cache, ahead = tmp_path / "cache", tmp_path / "ahead"
+
+    def told(compiler: str = "cc") -> str:
+        found = inventory(cache, compiler, ahead)
+        assert found["instructions"] == FITS_HERE[0]
+        return found["kernels"]
+
+    assert told("no-such-compiler").startswith("reference, with --allow-slow: no C compiler")
+    assert told().startswith("to be compiled at the first start by cc (")
+    assert told("false").startswith("to be compiled at the first start by false, which fails")
+    build_library(cache)
+    assert told("no-such-compiler") == "compiled here"
+    prebuild.build_all(ahead, platform.machine())
+    assert told("no-such-compiler") == f"prebuilt for {FITS_HERE[0]}"
+
+
+def test_what_is_there_is_not_compiled_again(folder: Path) -> None:
+    made = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    removed = next(iter(made))
+    removed.unlink()
+    files = prebuild.build_all(folder, platform.machine())
+    assert set(files) == set(folder.iterdir()) == set(made)  # and nothing half made
+    assert {file for file in files if file.stat().st_mtime_ns != made[file]} == {removed}
+
+
 def test_one_of_other_sources_is_not_found(folder: Path, tmp_path: Path) -> None:
     stale = tmp_path / "stale"
     stale.mkdir()
@@ -166,7 +183,7 @@ def test_a_processor_for_which_none_is_there_is_told_what_it_lacks(
     lacking = sorted(worst.needs)[0]
     rest = " ".join(HERE - {lacking})
     monkeypatch.setattr("surestep_kernels.columns.cpu.prebuilt.processor_features", lambda: rest)
-    told = f"no compiler .*need {worst.name} at least: this processor lacks {lacking}$"
+    told = f"no C compiler .*need {worst.name} at least: this processor lacks {lacking}: install"
     with pytest.raises(BuildError, match=told):
         build_library(tmp_path, "no-such-compiler", folder)
 

@@ -10,6 +10,7 @@ import torch
 from support.kernels.cases import interpreted_in_turn
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
+from surestep_kernels.gelu_and_mul.triton import gelu_and_mul, gelu_and_mul_of_partials
 from surestep_kernels.linear.splits import PartialSums, sum_partials
 from surestep_kernels.project_heads import HeadProjection
 from surestep_kernels.project_heads.triton import project_heads_of_partials
@@ -52,6 +53,7 @@ def test_sums_and_gates(
     y = one_by_one(parts)
     assert torch.equal(sum_partials(parts), y)
     assert torch.equal(silu_and_mul_of_partials(parts), silu_and_mul(y))
+    assert torch.equal(gelu_and_mul_of_partials(parts), gelu_and_mul(y))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -201,6 +203,8 @@ def test_whole_layers(gpu: str, kind: str, rows: int) -> None:
     gate_up = make_packed(kind, kernels, 2 * 70, gpu)
     activated = kernels.linear_silu_and_mul(x, gate_up)
     assert torch.equal(activated, KernelSet.linear_silu_and_mul(kernels, x, gate_up))
+    activated = kernels.linear_gelu_and_mul(x, gate_up)
+    assert torch.equal(activated, KernelSet.linear_gelu_and_mul(kernels, x, gate_up))
     down, weight = make_packed(kind, kernels, 90, gpu), torch.rand(90, device=gpu)
     residual = torch.randn(rows, 90, device=gpu).bfloat16()
     same = residual.clone()

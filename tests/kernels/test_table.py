@@ -12,7 +12,8 @@ from surestep_kernels.table import REFERENCE, LatentOps, StepOps, column
 
 Ops = Mapping[str, Callable[..., Any]]
 NOT_IN_C = {"pack_experts"}
-NOT_IN_TRITON = {"pack_linear", "kv_cache_shape"}
+# Those that compute one element at a time, and what is of use on CPUs alone.
+NOT_IN_TRITON = {"pack_linear", "kv_cache_shape", "soft_cap", "digest_pages"}
 
 
 def ops_of(kernels: KernelSet) -> Ops:

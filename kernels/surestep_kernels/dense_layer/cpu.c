@@ -91,7 +91,7 @@ static void attend(const dense_layer *l, const layer_tokens *t, void *out, char 
     surestep_paged_attention(out, heads, pages, t->block_tables, t->slots, t->cu_rows, t->start,
                              l->sinks, t->rows, t->table_width, width, l->kv_heads,
                              l->q_heads / l->kv_heads, dims, t->block_size, l->window, l->scale,
-                             l->dtype);
+                             0, l->dtype);
 }
 
 /* x [tokens, inputs of the heads] may be y; residual and y [tokens, width of the model]. */

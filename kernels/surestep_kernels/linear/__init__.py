@@ -14,6 +14,7 @@ from .quantized import (
     MXFP4_GROUP,
     PackQuantized,
     QuantizedWeight,
+    alike,
     concatenate,
     pack_quantized_reference,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "QuantizedWeight",
     "Rounding",
     "WeightFormat",
+    "alike",
     "concatenate",
     "dequantize",
     "linear_reference",

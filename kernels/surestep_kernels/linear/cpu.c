@@ -239,7 +239,7 @@ void linear_multiply(void *y, const void *x, const void *w, const float *bias, l
                      long group, int format, int x_dtype, int y_dtype, int stream)
 {
     if (m == 0) return;
-    const int dot = HAS_DOT && (format == BF16 || (format == MXFP4 && x_dtype == BF16));
+    const int dot = HAS_DOT && (format == BF16 || (codes_of(format) == MXFP4 && x_dtype == BF16));
     linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
                     .group = group, .format = format, .x_format = dot ? BF16 : F32,
                     .y_dtype = y_dtype, .stream = stream};

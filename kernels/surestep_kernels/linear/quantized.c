@@ -7,6 +7,7 @@
  *   INT4   the same; they come from 16 bits and so leave room for zero points in their lowest four.
  *          min = -zero * scale is exact, too
  *   MXFP4  a byte per column, the exponent of a power of two; min is 0
+ *   NVFP4  the scales in fp32; min is 0
  *   AFFINE the scales, then the mins: in fp16 if that holds all of the weight's, otherwise in fp32.
  *
  * Few instructions per code matter most, so codes are only moved and masked to where they make a
@@ -17,8 +18,8 @@
  *   INT4  a code that stays at bit b is 2^b times too large; the x for its place comes that much
  *         smaller. Only the last code of a lane is moved. The same holds for AFFINE codes, of 4 or 8
  *         bits. The mins are multiplied by sums of groups of x.
- *   MXFP4 codes are looked up in a table of 16 numbers, which are exact. If x is bf16 and the
- *         machine multiplies pairs of bf16, they are looked up in pairs.
+ *   MXFP4 codes, and NVFP4's, are looked up in a table of 16 numbers, which are exact. If x is bf16
+ *         and the machine multiplies pairs of bf16, they are looked up in pairs.
  *
  * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
@@ -241,7 +242,8 @@ void linear_quantized_prepare(const linear_job *j, float *x)
     if (j->x_format == BF16) {
         uint16_t *pairs = (uint16_t *)x;
         for (long k = 0; k < j->k; k += 8) order_for_pairs(pairs + k);
-        memset(pairs + j->k, 0, (size_t)(j->k / j->group) * sizeof *x); /* no sums are needed */
+        const long groups = (j->k + j->group - 1) / j->group;
+        memset(pairs + j->k, 0, (size_t)groups * sizeof *x); /* no sums are needed */
         return;
     }
     const int codes = codes_of(j->format), bits = 32 / per_lane(codes);

@@ -29,7 +29,8 @@ class QuantizedWeight:
     Microscaling Formats 1.0) has E2M1 codes in uint8, full groups of 32, no zeros, and powers of
     two for scales, of which the exponents plus 127 are kept: E8M0 without NaN. AFFINE has mins, and
     numbers of `bits` bits in uint8; scales and mins are any finite numbers, and the last group may
-    be short. It is packed with those in float16 if this loses nothing, otherwise in float32.
+    be short. It is packed with those in float16 if this loses nothing, otherwise in float32. NVFP4
+    has E2M1 codes as MXFP4, with any finite scales and no zeros; the last group may be short.
     """
 
     codes: Tensor  # [N, K]
@@ -60,7 +61,7 @@ class QuantizedWeight:
             return
         assert self.scales.dtype is torch.float32
         if self.zeros is None:
-            assert self.codes.dtype is torch.float8_e4m3fn
+            assert self.codes.dtype in (torch.float8_e4m3fn, torch.uint8)
             return
         assert self.codes.dtype is self.zeros.dtype is torch.uint8
         assert self.zeros.is_contiguous()
@@ -86,7 +87,9 @@ class QuantizedWeight:
             return _AFFINE[self.bits][0 if in_fp16 else 1]
         if self.scales.dtype is torch.uint8:
             return WeightFormat.MXFP4
-        return WeightFormat.FP8 if self.zeros is None else WeightFormat.INT4
+        if self.zeros is not None:
+            return WeightFormat.INT4
+        return WeightFormat.NVFP4 if self.codes.dtype is torch.uint8 else WeightFormat.FP8
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +164,12 @@ _AFFINE = {
 
 def _survives_fp16(numbers: Tensor) -> bool:
     return torch.equal(numbers.half().float(), numbers)
+
+
+def alike(weights: Sequence[QuantizedWeight]) -> bool:
+    """Return whether weights are of one kind, so that they can be concatenated."""
+    kinds = {(w.codes.dtype, w.scales.dtype, w.zeros is None, w.mins is None) for w in weights}
+    return len(kinds) == 1
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -4,7 +4,7 @@
 #include "linear.h"
 
 /* MXFP4, read for the dot product of pairs of bf16. */
-enum { MXFP4_PAIRS = 9 };
+enum { MXFP4_PAIRS = 16 };
 
 enum { STRIP = PANEL * 4 }; /* bytes: one lane of every column */
 
@@ -12,6 +12,7 @@ enum { STRIP = PANEL * 4 }; /* bytes: one lane of every column */
 INLINE int codes_of(const int format)
 {
     if (format == AFFINE4 || format == AFFINE4_F32) return INT4;
+    if (format == NVFP4) return MXFP4;
     return format == AFFINE8_F32 ? AFFINE8 : format;
 }
 

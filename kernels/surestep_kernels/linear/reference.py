@@ -24,6 +24,7 @@ class WeightFormat(IntEnum):
     AFFINE8 = 6
     AFFINE4_F32 = 7  # in fp32
     AFFINE8_F32 = 8
+    NVFP4 = 9
 
 
 # What the 16 codes of E2M1 stand for: a sign, two bits of exponent, one of mantissa.
@@ -87,14 +88,15 @@ def dequantize(
     mins: Tensor | None = None,
 ) -> Tensor:
     """Return the weight f32[N, K] of a QuantizedWeight with these parts."""
-    if scales.dtype is torch.uint8:
-        values = torch.tensor(E2M1, device=codes.device)[codes.long()]
-        return values * e8m0(scales).repeat_interleave(group_size, dim=1)
 
     def per_element(per_group: Tensor) -> Tensor:
         return per_group.repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
 
-    values = codes.float() if zeros is None else codes.float() - per_element(zeros)
+    if codes.dtype is torch.uint8 and zeros is None and mins is None:
+        values = torch.tensor(E2M1, device=codes.device)[codes.long()]
+        scales = e8m0(scales) if scales.dtype is torch.uint8 else scales
+    else:
+        values = codes.float() if zeros is None else codes.float() - per_element(zeros)
     weight = values * per_element(scales)
     return weight if mins is None else weight + per_element(mins)
 

@@ -39,7 +39,9 @@ from .weight_tile import (
     INT4,
     MXFP4,
     MXFP4_STEP,
+    NVFP4,
     TILE_ROWS,
+    e2m1_tile,
     fp8_codes,
     fp8_tile,
     int4_tile,
@@ -72,6 +74,8 @@ def group_sums(
         x = tl.load(at, mask=here & ((k < GROUP) & (k < K - group * GROUP))[None, :], other=0.0)
         if FORMAT == INT4:
             weight = int4_tile(words, zeros, dtype, ROWS, BLOCK_K)
+        elif FORMAT == NVFP4:
+            weight = e2m1_tile(words, ROWS, BLOCK_K).to(dtype)
         else:
             weight = fp8_tile(words, dtype, ROWS, BLOCK_K)
     return tl.dot(weight, tl.trans(x), input_precision="ieee")
@@ -177,7 +181,7 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
         raise InvalidRequest("weights whose groups have minima have no GPU kernels", param="model")
     if weight.format is WeightFormat.MXFP4:
         return _pack_mxfp4(weight, bias)
-    int4 = weight.format is WeightFormat.INT4
+    int4 = weight.format in (WeightFormat.INT4, WeightFormat.NVFP4)
     scales = weight.scales.view(torch.int32)
     if weight.zeros is not None:
         scales = scales | weight.zeros  # see QuantizedWeight

@@ -12,6 +12,7 @@ wgmma). Codes are stored as words of 32 bits, in the order
 
     FP8   two steps to a chunk; words are (step, i), bytes (e, j) with j the faster
     INT4  four steps to a chunk or all of a group; a word is a step, nibbles (1 - e, j, i)
+    NVFP4 as INT4
     MXFP4 as INT4, two groups of 32 inputs together: MXFP4_STEP
 
 so that a thread mostly loads 16 bytes, and those of a warp are contiguous. The bytes of an FP8 word
@@ -34,7 +35,9 @@ TILE_ROWS = 64  # of one instruction, the smallest tile
 _MOST_ROWS = 128  # of a tile
 MIN_GROUP = 32  # inputs of one FP8 instruction
 MXFP4_STEP = 64  # inputs of two groups
-FP8, INT4, MXFP4 = (tl.constexpr(int(WeightFormat[name])) for name in ("FP8", "INT4", "MXFP4"))
+FP8, INT4, MXFP4, NVFP4 = (
+    tl.constexpr(int(WeightFormat[name])) for name in ("FP8", "INT4", "MXFP4", "NVFP4")
+)
 FP8_ORDER = tuple(2 * q + 8 * j + e for q in range(4) for e in range(2) for j in range(2))
 
 
@@ -137,17 +140,25 @@ def int4_tile(words, zeros, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl
 
 
 @triton.jit
+def e2m1_tile(words, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return the numbers [ROWS, BLOCK_K] that codes in E2M1 stand for, in bfloat16."""
+    STEPS: tl.constexpr = 2 if BLOCK_K == 32 else 4
+    j0 = tl.join(_e2m1_pair(words, 0), _e2m1_pair(words, 4))
+    j1 = tl.join(_e2m1_pair(words, 8), _e2m1_pair(words, 12))
+    pairs = tl.join(j0, j1)
+    tile = pairs.reshape(BLOCK_K // 16 // STEPS, ROWS // 16, 8, 4, STEPS, 2, 2, 2)  # .. step e i j
+    tile = tile.permute(1, 6, 2, 0, 4, 7, 3, 5).reshape(ROWS, BLOCK_K)
+    return (tile * 8.507059173023462e37).to(tl.bfloat16)  # 2^126
+
+
+@triton.jit
 def mxfp4_tile(words, exponents, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """Decode the numbers [ROWS, BLOCK_K] of two groups: exact in bfloat16, infinite beyond it.
 
     `exponents` i32[ROWS] hold that of the first group in their lowest byte, then the other's. Both
     products are rounded to bfloat16, which changes nothing and lets the compiler multiply pairs.
     """
-    j0 = tl.join(_e2m1_pair(words, 0), _e2m1_pair(words, 4))
-    j1 = tl.join(_e2m1_pair(words, 8), _e2m1_pair(words, 12))
-    tile = tl.join(j0, j1).reshape(1, ROWS // 16, 8, 4, 4, 2, 2, 2)  # .. step e i j
-    tile = tile.permute(1, 6, 2, 0, 4, 7, 3, 5).reshape(ROWS, BLOCK_K)
-    tile = (tile * 8.507059173023462e37).to(tl.bfloat16)  # 2^126
+    tile = e2m1_tile(words, ROWS, BLOCK_K)
     powers = tl.join(_power(exponents & 0xFF), _power((exponents >> 8) & 0xFF))
     scaled = tile.reshape(ROWS, 2, BLOCK_K // 2).to(tl.float32) * powers[:, :, None]
     return scaled.to(dtype).reshape(ROWS, BLOCK_K)

@@ -2,6 +2,8 @@
 #include "pool.h"
 #include "tokens.h"
 
+enum { FEW_ROWS = 32 }; /* take less time than waking a helper, each a few microseconds */
+
 typedef struct {
     int32_t *ids, *counts; /* [rows, num_drafts], [rows] */
     const int32_t *tokens; /* [lines, width] */
@@ -100,5 +102,8 @@ void surestep_ngram(int32_t *ids, int32_t *counts, const int32_t *tokens, const 
     const ngram_job j = {ids, counts, tokens, slots, lengths, max_drafts,
                          lines, width, num_drafts, max_n, min_n,
                          recent, recent_lengths, recent_line, recent_width, recent_min_n};
-    parallel_for(ngram_task, &j, rows);
+    if (rows <= FEW_ROWS)
+        for (long r = 0; r < rows; r++) ngram_task(&j, r);
+    else
+        parallel_for(ngram_task, &j, rows);
 }

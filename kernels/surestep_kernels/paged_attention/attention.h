@@ -36,6 +36,7 @@ typedef struct {
     long table_width, q_stride, kv_heads, group, head_dim, head_elements, block_size, tile_tokens;
     long window; /* positions that a query sees, its own included */
     float scale, value_scale; /* of what keys give, of values */
+    float softcap; /* of scores; 0 = none */
     int dtype;
     long num_tiles;
 } attention_job;
@@ -224,6 +225,10 @@ static __attribute__((noinline)) void soften(query_tile *t, int first, int queri
         float *scores = t->scores[first + i], before = t->max[first + i];
         for (long p = begin; scaled && p < end; p += LANES) {
             vf score = load_f32(scores + p) * load_f32(t->key_scales + p);
+            memcpy(scores + p, &score, sizeof score);
+        }
+        for (long p = begin; t->j->softcap != 0 && p < end; p += LANES) {
+            vf score = cap_lanes(load_f32(scores + p), t->j->softcap);
             memcpy(scores + p, &score, sizeof score);
         }
         for (long p = begin; p < from; p++) scores[p] = -INFINITY;

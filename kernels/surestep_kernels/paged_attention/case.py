@@ -26,6 +26,7 @@ class AttentionCase:
     block_size: int = 16
     window: bool = False
     sinks: bool = False
+    softcap: bool = False
     latent: bool = False  # no backend of attention is needed, but LatentOps
     # A token's bits must not depend on its neighbours, nor on the window in which it is verified.
     # Otherwise a step with drafts may choose another token than one without where two logits are

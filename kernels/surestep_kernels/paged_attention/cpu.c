@@ -136,7 +136,8 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
-                              long head_dim, long block_size, long window, float scale, int dtype)
+                              long head_dim, long block_size, long window, float scale,
+                              float softcap, int dtype)
 {
     assert(group <= TASK_QUERIES / 4 && head_dim <= MAX_HEAD_DIM);
     const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
@@ -144,7 +145,7 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
     attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
                        q_stride, kv_heads, group, head_dim, head_elements(pages, head_dim, block_size),
                        block_size, tile_tokens, window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
-                       pages->v_scale * unit, dtype};
+                       pages->v_scale * unit, softcap, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;
     if (!tiles) abort();

@@ -22,7 +22,7 @@ from surestep_kernels.store_kv.cpu import WIDTH, CachePages
 from .case import AttentionCase
 from .reference import AttentionRows
 
-MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in columns/cpu/ops.h and paged_attention/attention.h
+MAX_HEAD_DIM, MAX_GROUP = 512, 36  # as in columns/cpu/ops.h and paged_attention/attention.h
 
 
 def refuse_unsupported(case: AttentionCase) -> None:
@@ -41,7 +41,7 @@ def _unsupported(what: str, param: str) -> InvalidRequest:
 
 def load(library: Library) -> dict[str, CFunction]:
     """Return the op."""
-    run = library.long("paged_attention", "8P 8l f i")
+    run = library.long("paged_attention", "8P 8l 2f i")
     return {"paged_attention": partial(paged_attention, run)}
 
 
@@ -54,12 +54,14 @@ def paged_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attend as paged_attention_reference does; q may be a slice of a projection."""
     tokens, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = cache.k.shape
     assert cache.head_dim == head_dim
     assert window >= 0
+    assert softcap >= 0
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
     out = q.new_empty(tokens, heads, head_dim)
     pages = CachePages.of(cache, q.dtype)
@@ -67,7 +69,8 @@ def paged_attention(
     sinks_pointer = None if sinks is None else sinks.data_ptr()
     shape = kv_heads, heads // kv_heads, head_dim, block_size, window
     sizes = rows.start.shape[0], rows.block_tables.shape[1], token_stride(q), *shape
-    run(*streams, *row_pointers(rows), sinks_pointer, *sizes, scale, DTYPE_CODES[q.dtype])
+    numbers = scale, softcap, DTYPE_CODES[q.dtype]
+    run(*streams, *row_pointers(rows), sinks_pointer, *sizes, *numbers)
     return out
 
 

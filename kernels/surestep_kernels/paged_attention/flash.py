@@ -39,6 +39,7 @@ class Call(NamedTuple):
     scale: float
     window: int
     sinks: Tensor | None
+    softcap: float
 
     @property
     def lengths(self) -> Tensor:
@@ -71,6 +72,7 @@ def call_fa2(module: Any, call: Call) -> Tensor:
         softmax_scale=call.scale,
         causal=True,
         window_size=call.window_or((-1, -1)),
+        softcap=call.softcap,
         block_table=call.tables,
     )
     return out
@@ -87,6 +89,7 @@ def call_fa3(module: Any, call: Call) -> Tensor:
         softmax_scale=call.scale,
         causal=True,
         window_size=call.window_or((-1, -1)),
+        softcap=call.softcap,
     )
     return out
 
@@ -105,6 +108,7 @@ def call_fa4(module: Any, call: Call) -> Tensor:
         causal=True,
         window_size=call.window_or((None, None)),
         learnable_sink=None if call.sinks is None else call.sinks.to(torch.bfloat16),
+        softcap=call.softcap or None,
         num_splits=0,
     )
     return out
@@ -158,6 +162,8 @@ def torch_varlen(case: AttentionCase) -> AttentionBackend:
     _check("torch_varlen", case)
     if case.sinks:
         raise refuse("torch_varlen", "it knows no sinks")
+    if case.softcap:
+        raise refuse("torch_varlen", "it knows no soft cap of scores")
     try:
         from torch.nn.attention import activate_flash_attention_impl, varlen
     except ImportError as error:
@@ -215,8 +221,9 @@ def backend(name: str, attend: Callable[[Call], Tensor]) -> AttentionBackend:
         *,
         window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
-        return attend(Call(q, cache, rows, scale, window, sinks))
+        return attend(Call(q, cache, rows, scale, window, sinks, softcap))
 
     def store(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
         store_kv(k, v, LayerCache(cache.k.transpose(1, 2), cache.v.transpose(1, 2)), kv_slots)

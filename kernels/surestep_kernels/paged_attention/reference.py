@@ -30,6 +30,7 @@ class PagedAttention(Protocol):
         *,
         window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor: ...
 
 
@@ -41,13 +42,15 @@ def paged_attention_reference(
     *,
     window: int = 0,
     sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attend q [T, Hq, D] to the cached keys and values; return [T, Hq, D].
 
     The i-th token of row r sees the KV positions 0..start[r]+i; with a `window` it sees only the
     last `window` of them, itself included. A head's sink f32[Hq] is one more logit in the
-    denominator of its softmax. Positions that no token of the row sees never influence the result,
-    whatever they hold. The result of tokens that belong to no row is undefined.
+    denominator of its softmax. With a `softcap` the score s counts as softcap * tanh(s / softcap).
+    Positions that no token of the row sees never influence the result, whatever they hold. The
+    result of tokens that belong to no row is undefined.
     """
     block_tables, slots, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
@@ -66,6 +69,8 @@ def paged_attention_reference(
     padded[row, index] = q[: len(row)].float()
     grouped = padded.reshape(num_rows, -1, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("rhgqd,rhld->rhgql", grouped, k) * scale  # [R, Hkv, G, Q, L]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     hidden = ~seen.by_token(padded.shape[1], span)
     weights = _softmax(scores.masked_fill(hidden[:, None, None], float("-inf")), sinks)
     attended = torch.einsum("rhgql,rhld->rqhgd", weights, v)

@@ -26,6 +26,7 @@ class Shape(NamedTuple):
     PAGES: int  # upper bound of the pages that the positions of a step touch
     SPLIT: int
     WINDOW: int
+    SOFTCAP: float  # 0 = none
     HAS_SCALES: bool
     HAS_SINKS: bool
     PRECISION: str  # of products
@@ -88,6 +89,16 @@ def _multiply(a, b, acc, C: tl.constexpr):
     if C.WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=C.PRECISION)
+
+
+@triton.jit
+def _cap_scores(scores, scale, C: tl.constexpr):
+    """Return the scaled scores within -SOFTCAP..SOFTCAP by tanh; like `scale`, times log2(e)."""
+    most = C.SOFTCAP * LOG2_E
+    x = scores * (scale / most)
+    small = tl.exp(-2.0 * tl.abs(x))  # at most 1
+    size = most * ((1.0 - small) / (1.0 + small))
+    return tl.where(x < 0, -size, size)
 
 
 @triton.jit
@@ -155,11 +166,14 @@ def _attend_blocks(
         k = tl.load(pages.k + at, mask=mask, other=0.0).to(q.dtype)
         v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
         scores = _multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
+        if C.SOFTCAP > 0:
+            scores = _cap_scores(scores, scale, C)
+        factor = 1.0 if C.SOFTCAP > 0 else scale
         if MASKED:
             scores, v = _mask_scores(scores, v, position, queries.position, C)
-        top = tl.maximum(m, tl.max(scores, axis=1) * scale)
+        top = tl.maximum(m, tl.max(scores, axis=1) * factor)
         origin = tl.where(top == float("-inf"), 0.0, top)
-        weights, decay = tl.exp2(scores * scale - origin[:, None]), tl.exp2(m - origin)
+        weights, decay = tl.exp2(scores * factor - origin[:, None]), tl.exp2(m - origin)
         total = total * decay + tl.sum(weights, axis=1)
         acc = _multiply(weights.to(v.dtype), v, acc * decay[:, None], C)
         m = top

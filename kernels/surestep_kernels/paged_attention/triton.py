@@ -183,6 +183,7 @@ def paged_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attend as paged_attention_reference does. q may be a slice of a projection.
 
@@ -193,8 +194,9 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
-    shape, batch = _shape(q, cache, window, sinks is not None), _batch(q, cache, rows, window)
-    grid, (_, heads, head_dim) = grid_of(batch), q.shape
+    shape = _shape(q, cache, window, softcap, has_sinks=sinks is not None)
+    batch, (_, heads, head_dim) = _batch(q, cache, rows, window), q.shape
+    grid = grid_of(batch)
     (attending, merging), width = grid.programs_of(batch), rows.block_tables.shape[1]
     sums = torch.empty(grid.lines, heads, head_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(grid.lines, heads, 2, dtype=torch.float32, device=q.device)
@@ -249,7 +251,7 @@ def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Ba
     )
 
 
-def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
+def _shape(q: Tensor, cache: LayerCache, window: int, softcap: float, *, has_sinks: bool) -> Shape:
     _, kv_heads, block_size, head_dim = cache.k.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
     block_n = 64 if block_d * q.itemsize <= 256 else 32
@@ -265,6 +267,7 @@ def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
         PAGES=triton.cdiv(block_n, block_size) + (not is_aligned),
         SPLIT=SPLIT,
         WINDOW=window,
+        SOFTCAP=softcap,
         HAS_SCALES=cache.scales is not None,
         HAS_SINKS=has_sinks,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",

@@ -18,9 +18,14 @@ class HeadProjection(NamedTuple):
     num_others: int  # gates, for example
     num_kv_heads: int  # of keys, and of values
     cos_sin: Tensor  # f32[P, D'], see rotary_reference
-    q_norm: Tensor | None = None  # f32[D]; both or neither
+    q_norm: Tensor | None = None  # f32[D], or f32[heads * D] if joint_norms; both or neither
     k_norm: Tensor | None = None
     eps: float = 0.0  # of the norms
+
+    @property
+    def joint_norms(self) -> bool:
+        """Return whether all heads of a token are normalised together."""
+        return self.q_norm is not None and self.q_norm.numel() > self.head_dim
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

@@ -11,11 +11,11 @@ from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library
 
 def load(library: Library) -> dict[str, CFunction]:
     """Return the op."""
-    run = library.short("silu_and_mul", "2P 2l i")
-    return {"silu_and_mul": partial(silu_and_mul, run)}
+    return {"silu_and_mul": partial(activate, library.short("silu_and_mul", "2P 2l i"))}
 
 
-def silu_and_mul(run: CFunction, x: Tensor) -> Tensor:
+def activate(run: CFunction, x: Tensor) -> Tensor:
+    """Run an op that makes a row of each row of x twice its width."""
     rows, width = x.shape
     assert x.is_contiguous()
     out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]

@@ -11,23 +11,26 @@ from surestep_kernels.linear.splits import PartialSums, load_total
 
 _BLOCK = 1024
 _BLOCK_OF_SPLITS = 256  # columns: a program reads them twice from every split
+# Of gelu, as x * sigmoid(LINEAR * x + CUBIC * x^3).
+_LINEAR, _CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135481627159535)
 
 
 @triton.jit
 def activate(
     out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GELU: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute some columns of a row of silu_and_mul."""
+    """Compute some columns of a row of silu_and_mul, or of gelu_and_mul."""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     at, mask, width = row * 2 * inner + column, column < inner, 2 * inner
     gate = load_total(sums_ptr, bias_ptr, at, column, mask, rows, width, SPLITS, HAS_BIAS)
     column += inner
     up = load_total(sums_ptr, bias_ptr, at + inner, column, mask, rows, width, SPLITS, HAS_BIAS)
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    small = tl.exp(-tl.abs(gate))  # at most 1
-    silu = (gate * tl.where(gate < 0, small, 1.0) / (1.0 + small)).to(dtype)
-    out = (silu.to(tl.float32) * up).to(dtype)
+    at_sigmoid = gate * (_LINEAR + _CUBIC * (gate * gate)) if GELU else gate
+    small = tl.exp(-tl.abs(at_sigmoid))  # at most 1
+    active = (gate * tl.where(gate < 0, small, 1.0) / (1.0 + small)).to(dtype)
+    out = (active.to(tl.float32) * up).to(dtype)
     tl.store(out_ptr + row * inner + column - inner, out, mask=mask)
 
 
@@ -41,12 +44,13 @@ def _silu_and_mul_kernel(
     inner,  # I
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    activate(out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS, HAS_BIAS)
+    activate(out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS, HAS_BIAS, GELU)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -56,12 +60,17 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def silu_and_mul_of_partials(x: PartialSums) -> Tensor:
     """Fuse silu_and_mul_reference with adding up the splits of the product x."""
+    return activate_partials(x, gelu=False)
+
+
+def activate_partials(x: PartialSums, *, gelu: bool) -> Tensor:
+    """Fuse either activation with adding up the splits of the product x."""
     splits, rows, width = x.sums.shape
     assert width % 2 == 0
     out = x.sums.new_empty(rows, width // 2, dtype=x.dtype)
     block = _BLOCK if x.is_final else _BLOCK_OF_SPLITS
     grid = rows, triton.cdiv(width // 2, block)
-    options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "BLOCK": block}
+    options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "GELU": gelu, "BLOCK": block}
     if out.numel():
         arguments = out, *x[:2], rows, width // 2
         _silu_and_mul_kernel[grid](*arguments, num_warps=block // 256, **options)

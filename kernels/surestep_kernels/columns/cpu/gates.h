@@ -4,23 +4,28 @@
 #include "halves.h"
 #include "rows.h"
 
+enum { SILU, GELU, CLAMPED };
+
 typedef struct {
     row_range range;
     void *out;
     const void *x;
-    float limit; /* of clamped_swiglu; 0: silu_and_mul */
+    int activation;
+    float limit; /* of CLAMPED */
 } gate_job;
 
-INLINE vf select_lanes(vi mask, vf yes, vf no)
+/* x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
+INLINE vf gelu_lanes(vf x)
 {
-    return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+    const vf twice = x * fma_lanes(x * x, splat(0.0713548163f), splat(1.59576912f));
+    return x / (1.0f + exp_any(-twice));
 }
 
 INLINE vf gate_lanes(const gate_job *j, vf gate, vf up, const int dtype)
 {
-    if (j->limit == 0) {
-        const vf silu = gate / (1.0f + exp_any(-gate));
-        return (dtype == BF16 ? (vf)(round_lanes(silu) << 16) : silu) * up;
+    if (j->activation != CLAMPED) {
+        const vf active = j->activation == GELU ? gelu_lanes(gate) : gate / (1.0f + exp_any(-gate));
+        return (dtype == BF16 ? (vf)(round_lanes(active) << 16) : active) * up;
     }
     const vf most = splat(j->limit); /* comparisons let NaN pass */
     gate = select_lanes(gate > most, most, gate);

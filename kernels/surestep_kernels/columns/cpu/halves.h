@@ -108,3 +108,24 @@ INLINE vf exp_any(vf x)
 }
 
 INLINE vf sigmoid_lanes(vf x) { return 1.0f / (1.0f + exp_any(-x)); }
+
+INLINE vf select_lanes(vi mask, vf yes, vf no)
+{
+    return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+}
+
+/* tanh(x) to about 1 ulp: Cephes' polynomial near zero, elsewhere 1 - 2 / (e^2|x| + 1). */
+INLINE vf tanh_lanes(vf x)
+{
+    const vf size = (vf)((vu)x & 0x7fffffff), square = x * x;
+    vf p = fma_lanes(square, splat(-5.70498872745e-3f), splat(2.06390887954e-2f));
+    p = fma_lanes(p, square, splat(-5.37397155531e-2f));
+    p = fma_lanes(p, square, splat(1.33314422036e-1f));
+    p = fma_lanes(p, square, splat(-3.33332819422e-1f));
+    const vf far = 1.0f - 2.0f / (exp_any(size + size) + 1.0f);
+    const vf made = select_lanes(size < 0.625f, fma_lanes(p * square, size, size), far);
+    return (vf)((vu)made | ((vu)x & 0x80000000));
+}
+
+/* cap * tanh(x / cap) */
+INLINE vf cap_lanes(vf x, float cap) { return tanh_lanes(x / cap) * cap; }

@@ -10,7 +10,9 @@
 #endif
 
 /* How weights are stored: F32 and BF16 of vec.h, and those whose elements share scales in groups. */
-enum { FP8 = 2, INT4 = 3, MXFP4 = 4, AFFINE4 = 5, AFFINE8 = 6, AFFINE4_F32 = 7, AFFINE8_F32 = 8 };
+enum {
+    FP8 = 2, INT4 = 3, MXFP4 = 4, AFFINE4 = 5, AFFINE8 = 6, AFFINE4_F32 = 7, AFFINE8_F32 = 8, NVFP4 = 9
+};
 
 /* ALL_TILES: TILE(rows, panels) for every shape that fits into the registers. */
 #if defined(__AVX512F__)

@@ -28,7 +28,7 @@ INLINE long head_elements(const cache_pages *pages, long head_dim, long block_si
     return (head_dim + (pages->dtype == I8 ? (long)sizeof(float) : 0)) * block_size;
 }
 
-enum { MAX_HEAD_DIM = 256 };
+enum { MAX_HEAD_DIM = 512 };
 
 /* store_kv/cpu.c */
 void surestep_store_kv(const cache_pages *pages, const void *k, const void *v, const int64_t *slots,
@@ -40,4 +40,5 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
                               const int32_t *block_tables, const int64_t *slots,
                               const int32_t *cu_rows, const int32_t *start, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
-                              long head_dim, long block_size, long window, float scale, int dtype);
+                              long head_dim, long block_size, long window, float scale,
+                              float softcap, int dtype);

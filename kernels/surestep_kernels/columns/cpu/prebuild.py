@@ -22,12 +22,16 @@ _USAGE_ERROR = 2
 
 
 def build_all(folder: Path, machine: str) -> list[Path]:
-    """Compile a library for each target of `machine`. Raises BuildError, OSError."""
+    """Compile a library for each target of `machine` that `folder` has none of, for as long as
+    it takes. Raises BuildError, OSError."""
     compiler = "cc" if machine == platform.machine() else f"{machine}-linux-gnu-gcc"
     folder.mkdir(parents=True, exist_ok=True)
     files = [target.file(folder) for target in TARGETS[machine]]
     for target, file in zip(TARGETS[machine], files, strict=True):
-        compile_library(compiler, target.flags, file)
+        if not file.is_file():
+            fresh = file.with_suffix(".fresh")  # an interrupted build leaves no library behind
+            compile_library(compiler, target.flags, fresh, timeout_s=None)
+            fresh.replace(file)
     return files
 
 
