@@ -18,13 +18,18 @@ from surestep_worker.checkpoint.model_folder import Replacements
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
 
 GPU = Path("/dev/nvidiactl")
+_OTHER_GPUS = (Path("/dev/dxg"), Path("/dev/nvmap"))  # of WSL, of boards with memory in common
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"  # of torch's rendezvous
 
 _CPU_STEP_TOKENS = 512  # a long prompt is done as soon as by 2048 and holds others up for less long
 _CPU_STEP_TOKENS_PER_SEQ = 4  # so that prompts advance beside the windows of all
 
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
-_DTYPES = {"half": "float16", "float": "float32"}
+_DTYPES = {
+    **dict.fromkeys(("half", "fp16"), "float16"),
+    **dict.fromkeys(("float", "fp32"), "float32"),
+    "bf16": "bfloat16",
+}  # other names of them
 
 
 def _own_length(value: Any) -> Any:
@@ -53,6 +58,17 @@ def torch_has_cuda() -> bool:
         return True
 
 
+def why_no_cuda() -> str | None:
+    """Return why no rank here can have a CUDA device, as far as that is seen without torch."""
+    if not torch_has_cuda():
+        return f"torch {version('torch')} was built for CPUs"
+    if gpus_are_hidden():
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    if not any(device.exists() for device in (GPU, *_OTHER_GPUS)):
+        return f"there is no {GPU}: no NVIDIA GPU, or no driver, or not in this container"
+    return None
+
+
 def _device(value: Any) -> Any:
     if value == "auto":
         return "cuda" if gpu_is_here() and torch_has_cuda() else "cpu"
@@ -60,11 +76,16 @@ def _device(value: Any) -> Any:
 
 
 def _dtype(value: Any) -> Any:
-    return _DTYPES.get(value, value)
+    name = _lower(value)
+    return _DTYPES.get(name, name)
 
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
+
+
+def _implementation(value: Any) -> Any:
+    return "surestep" if _lower(value) == "vllm" else _lower(value)
 
 
 class ModelSettings(PeerSettings):
@@ -79,6 +100,18 @@ class ModelSettings(PeerSettings):
             description="of weights and KV cache; auto = the checkpoint's; float16 is "
             "computed in bfloat16",
         )
+    )
+    model_impl: Annotated[
+        Literal["auto", "surestep", "transformers"], BeforeValidator(_implementation)
+    ] = Field(
+        default="auto",
+        description="code that computes the model; auto = our own where there is any, else "
+        "transformers'",
+    )
+    allow_batch_variance: bool = Field(
+        default=False,
+        description="serve a model of transformers whose answers depend on what is computed beside "
+        "them",
     )
     quantization: Annotated[str | None, BeforeValidator(_lower)] = Field(
         default=None,
@@ -183,6 +216,10 @@ class WorkerSettings(ModelSettings):
         default="auto",
         validate_default=True,
         description="where the model runs; auto = cuda where there is an NVIDIA GPU, else cpu",
+    )
+    allow_slow: bool = Field(
+        default=False,
+        description="serve without C kernels on CPUs, about 50 times slower",
     )
     attention_backend: Annotated[
         Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"],

@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType as Type
 from support.checkpoints.gguf_files import BLOCKS, random_blocks
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf.header import BLOCK_TYPES
-from surestep_worker.checkpoint.gguf import PACKED, UNPACKING, Gguf
-from surestep_worker.checkpoint.schemes import Share
+from surestep_worker.checkpoint.formats import Share
+from surestep_worker.checkpoint.formats.gguf import PACKED, UNPACKING, Gguf
 from torch import Tensor
 
 ROWS, COLUMNS = 48, 768

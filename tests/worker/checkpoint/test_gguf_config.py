@@ -25,6 +25,8 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import ModelSource, load_model
+from surestep_worker.models.gemma.config import GemmaConfig
+from surestep_worker.models.granite.config import GraniteConfig
 from surestep_worker.models.llama.config import LlamaConfig
 
 
@@ -61,6 +63,42 @@ def test_it_says_what_the_checkpoint_did(source: Path, tmp_path: Path) -> None:
     assert (folder / "model.gguf").resolve() == tmp_path / "tiny-model.gguf"
 
 
+@pytest.mark.parametrize("layers", [7, 62])
+def test_a_gemma3_says_what_the_checkpoint_did(tmp_path: Path, layers: int) -> None:
+    """The largest one divides scores by the root of the width of a head, were all of the model's
+    width; the end of a turn is known by its text."""
+    sizes: Any = {"hidden": 32, "heads": 4, "head_dim": 16, "layers": layers, "tie": True}
+    more: Any = {"query_pre_attn_scalar": 8 if layers == 62 else 16, "sliding_window": 9}
+    source = make_tiny_checkpoint(tmp_path / "gemma", "gemma3_text", **sizes, **more)
+    tokens = [*(f"[PAD{i}]" for i in range(383)), "<end_of_turn>"]
+    ours, theirs = (
+        GemmaConfig.parse(ConfigFiles.read(folder))
+        for folder in (
+            model_folder(write(source, tmp_path, **{"tokenizer.ggml.tokens": tokens})),
+            source,
+        )
+    )
+    apart = {"quantization", "checkpoint_dtype", "rms_norm_eps", "zero_centred_norms"}
+    for name in {field.name for field in dataclasses.fields(theirs)} - apart - {"eos_token_ids"}:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert (ours.zero_centred_norms, theirs.zero_centred_norms) == (False, True)
+    assert ours.eos_token_ids == (2, 383)
+    (without := tmp_path / "without").mkdir()
+    with pytest.raises(InvalidRequest, match=r"gemma3\.attention\.sliding_window is missing"):
+        write(source, without, **{"gemma3.attention.sliding_window": None})
+
+
+@pytest.mark.parametrize(("written", "meant"), [(0.5, 0.5), (0.0, 0.25), (None, 0.25)])
+def test_a_granite_without_a_scale_has_the_usual_one(
+    tmp_path: Path, written: float | None, meant: float
+) -> None:
+    """Of heads of 16."""
+    source = make_tiny_checkpoint(tmp_path / "granite", "granite", logits_scaling=3.0)
+    file = write(source, tmp_path, **{"granite.attention.scale": written})
+    config = GraniteConfig.parse(ConfigFiles.read(model_folder(file)))
+    assert (config.attention_scale, config.logits_divisor) == (meant, 3.0)
+
+
 def test_a_file_has_one_folder_until_it_changes(source: Path, tmp_path: Path) -> None:
     path = write(source, tmp_path)
     folder = model_folder(path)
@@ -86,7 +124,7 @@ def load(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.expert_count": 8}, r"llama\.expert_count is not supported as GGUF"),
+        ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
         ({"llama.attention.sliding_window": 64}, "sliding_window is not supported as GGUF"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling longrope is not supported"),
         ({"llama.rope.dimension_count": 8}, "heads that are rotated in part"),
@@ -101,6 +139,18 @@ def load(folder: Path) -> None:
 def test_refusals(source: Path, tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^cannot read .*tiny-model.gguf: .*{message}[^\n]*$"):
         write(source, tmp_path, **metadata)
+
+
+@pytest.mark.parametrize("count", [0, 3, 1 << 20])
+def test_experts_are_as_many_as_the_file_says(tmp_path: Path, count: int) -> None:
+    source = make_tiny_checkpoint(
+        tmp_path / "mixtral", "mixtral", num_local_experts=4, tokenizer=True
+    )
+    path, said = tmp_path / "mixtral.gguf", dict[str, Any]({"llama.expert_count": count})
+    write_gguf(source, path, lambda name: Type.Q8_0, **said)
+    message = rf"blk\.0\.ffn_gate_exps\.weight \[4, 96, 64\] does not go with {count} experts"
+    with pytest.raises(InvalidRequest, match=message):
+        fingerprint_of(model_folder(path))
 
 
 def test_every_service_takes_a_file(source: Path, tmp_path: Path) -> None:
@@ -124,11 +174,12 @@ def test_a_broken_file_ends_a_service_in_a_line(
 
 
 def test_other_families_are_refused_by_name(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "phi.gguf", "phi3")
+    writer = GGUFWriter(tmp_path / "phi.gguf", "phi2")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    message = "architecture phi3 is not supported as GGUF; supported: llama, qwen2, qwen3$"
+    served = "llama, qwen2, qwen3, qwen3moe, phi3, gemma3, granite, olmo2"
+    message = f"architecture phi2 is not supported as GGUF; supported: {served}$"
     with pytest.raises(InvalidRequest, match=message):
         model_folder(tmp_path / "phi.gguf")
 
@@ -161,8 +212,8 @@ def test_the_scaling_of_llama_3_is_a_tensor(tmp_path: Path, factor: float) -> No
         rope_parameters=scaling,
     )
     expected = LlamaConfig.parse(ConfigFiles.read(source))
-    path = tmp_path / "llama3.gguf"
-    write_gguf(source, path, lambda name: Type.Q8_0, rope_freqs=_factors(scaling, 64))
+    path, tensors = tmp_path / "llama3.gguf", {"rope_freqs.weight": _factors(scaling, 64)}
+    write_gguf(source, path, lambda name: Type.Q8_0, tensors=tensors)
     config = LlamaConfig.parse(ConfigFiles.read(model_folder(path)))
     assert expected.rope.llama3 is not None
     assert len(config.rope.divisors) == 32

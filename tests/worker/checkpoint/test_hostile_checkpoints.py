@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from support.checkpoints.branches import make_branch_checkpoint
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -65,6 +66,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         make_tiny_hybrid(folder / "hybrid", "qwen3_5"),
         make_tiny_hybrid(folder / "moe", "qwen3_next"),
         make_tiny_gpt_oss(folder / "gpt-oss"),
+        *(make_branch_checkpoint(folder / name, name) for name in ("gemma2", "gemma3", "olmo3")),
+        make_branch_checkpoint(folder / "granite", "granite"),
     ]
     return [json.loads((path / "config.json").read_text()) for path in made]
 

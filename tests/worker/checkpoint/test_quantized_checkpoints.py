@@ -35,6 +35,10 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "hybrid-moe": lambda path: make_tiny_hybrid(
         path, "qwen3_next", moe_intermediate_size=32, shared_expert_intermediate_size=32
     ),
+    "mixtral": lambda path: make_tiny_checkpoint(
+        path, "mixtral", intermediate=64, num_local_experts=4
+    ),
+    "phi3": lambda path: make_tiny_checkpoint(path, "phi3", hidden=192, heads=6, kv_heads=2),
     "glm-5": lambda path: make_tiny_deepseek(
         path, "glm_moe_dsa", mtp=False, intermediate_size=64, moe_intermediate_size=32
     ),
@@ -53,7 +57,7 @@ def twins(folder: Path) -> dict[str, Twins]:
     made = {}
     for name, make in SOURCES.items():
         source = make(folder / name)
-        plain = SMALL if name.startswith(("hybrid", "glm")) else ("model.layers.1.mlp",)
+        plain = SMALL if name.startswith(("hybrid", "mixtral", "glm")) else ("model.layers.1.mlp",)
         for method in METHODS:
             made[f"{name}-{method}"] = quantize(source, method, plain=plain, group_size=16)
     run_checkpoints(folder, [path.name for pair in made.values() for path in pair])

@@ -17,9 +17,11 @@ from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import FAMILIES, ModelConfig
 from surestep_worker.models.deepseek.config import DEEPSEEK_ARCHITECTURES
+from surestep_worker.models.gemma.config import GEMMA_ARCHITECTURES
 from surestep_worker.models.hybrid.config import HYBRID_ARCHITECTURES
 from surestep_worker.models.llama.config import BACKBONES, LLAMA_ARCHITECTURES
 from surestep_worker.models.llama.config import LlamaConfig as Config
+from surestep_worker.models.moe.config import MOE_ARCHITECTURES
 from tokenizers import Tokenizer
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -38,6 +40,9 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
+MINISTRAL3: dict[str, Any] = {"architectures": ["Ministral3ForCausalLM"]}
+SMOLLM3: dict[str, Any] = {"architectures": ["SmolLM3ForCausalLM"]}
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 4.0},
@@ -81,8 +86,10 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
 
 
 def test_every_known_architecture_is_registered() -> None:
-    dense, hybrid = {*LLAMA_ARCHITECTURES, *BACKBONES}, {*HYBRID_ARCHITECTURES}
-    assert FAMILIES.keys() == dense | hybrid | {*DEEPSEEK_ARCHITECTURES, "GptOssForCausalLM"}
+    dense = {*LLAMA_ARCHITECTURES, *BACKBONES, *GEMMA_ARCHITECTURES, "Phi3ForCausalLM"}
+    dense |= {"Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM"}
+    sparse = {*MOE_ARCHITECTURES, *DEEPSEEK_ARCHITECTURES, "GptOssForCausalLM"}
+    assert FAMILIES.keys() == dense | sparse | {*HYBRID_ARCHITECTURES}
 
 
 def test_fields_and_their_defaults(tmp_path: Path) -> None:
@@ -169,6 +176,13 @@ def test_a_tokenizer_that_names_no_end(tmp_path: Path, text: str) -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (SMOLLM3 | {"no_rope_layers": [1]}, "1 no_rope_layers for 2 layers"),
+        (SMOLLM3 | {"no_rope_layers": [1, 2]}, "no_rope_layers is"),
+        (MINISTRAL3, "lacks rope_parameters"),
+        (
+            MISTRAL | {"sliding_window": None, "layer_types": [SLIDING, FULL]},
+            "layers of sliding_attention, without a sliding_window",
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -192,7 +206,6 @@ def test_sequences_longer_than_the_positions_are_refused(tmp_path: Path) -> None
         config.check_length(513)
 
 
-MISTRAL = {"architectures": ["MistralForCausalLM"]}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}
 SWITCHED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
 
@@ -207,6 +220,8 @@ SWITCHED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
         (SWITCHED | {"sliding_window": 128, "max_window_layers": 0}, 128, "SS"),
         (SWITCHED | {"sliding_window": 128, "max_window_layers": 28}, 128, "FF"),
         (SWITCHED | {"sliding_window": 7, "layer_types": [SLIDING, FULL]}, 7, "SF"),
+        (MISTRAL | {"sliding_window": 7, "layer_types": [SLIDING, FULL]}, 7, "SF"),
+        (SMOLLM3 | {"sliding_window": 7, "no_rope_layers": [1, 0]}, None, "FF"),
     ],
 )
 def test_which_layers_have_a_window(
@@ -215,6 +230,14 @@ def test_which_layers_have_a_window(
     config = read(tmp_path, **changes)
     assert config.sliding_window == window
     assert config.layer_types == tuple({"F": FULL, "S": SLIDING}[kind] for kind in layers)
+
+
+@pytest.mark.parametrize(("beta", "positions"), [(0.1, 64), (0.0, 512), (None, 512)])
+def test_positions_whose_queries_would_be_scaled_are_not_served(
+    tmp_path: Path, beta: float | None, positions: int
+) -> None:
+    rope = {"rope_type": "yarn", **SCALINGS["yarn"], "llama_4_scaling_beta": beta}
+    assert read(tmp_path, **MINISTRAL3, rope_parameters=rope).max_position == positions
 
 
 @pytest.mark.parametrize(

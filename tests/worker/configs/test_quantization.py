@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from support.checkpoints.quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
+from surestep_worker.checkpoint.formats import Awq, Format, Fp8, Gptq, Mxfp4Blocks, Share
+from surestep_worker.checkpoint.formats.format import EVERYTHING
 from surestep_worker.checkpoint.json_fields import Fields
-from surestep_worker.checkpoint.mxfp4 import Mxfp4
-from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization, Share
 from surestep_worker.configs.quantization import read_quantization
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -19,7 +20,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 ROWS, COLUMNS = 304, 384
 
 
-def schemes(group_size: int) -> dict[str, tuple[Quantization, Matrix]]:
+def schemes(group_size: int) -> dict[str, tuple[Format, Matrix]]:
     weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
     inputs = COLUMNS if group_size == -1 else group_size
     return {
@@ -28,12 +29,13 @@ def schemes(group_size: int) -> dict[str, tuple[Quantization, Matrix]]:
     }
 
 
-def read(quantization: Quantization, matrix: Matrix, rows: range, columns: range) -> Tensor:
+def read(quantization: Format, matrix: Matrix, rows: range, columns: range) -> Tensor:
     def part(name: str, rows: slice, columns: slice) -> Tensor:
-        return matrix.stored[name.removeprefix("m.")][rows, columns]
+        stored = matrix.stored[name.removeprefix("m.")]
+        return (stored if stored.dim() > 1 else stored[:, None])[rows, columns]
 
     weight = quantization.read(Share("m", rows, columns, COLUMNS), part)
-    return dequantize(weight.codes, weight.scales, weight.zeros, weight.group_size)
+    return weight if isinstance(weight, Tensor) else weight.dequantize()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,6 +120,70 @@ def test_a_share_of_gptq_is_that_part_of_the_weight(
     }
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("method", "in_order"), [("gptq", True), ("gptq", False), ("auto-round", True)]
+)
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(40, 200)])
+def test_gptq_of_other_bits_and_orders(
+    method: str, bits: int, in_order: bool, columns: range
+) -> None:
+    """AutoRound stores the same, without what tells the order."""
+    config: dict[str, Any] = {"quant_method": method, "bits": bits, "group_size": 32}
+    found = read_quantization(Fields({"quantization_config": config}))
+    matrix = gptq(torch.randn(ROWS, COLUMNS), 32, bits, in_order=in_order)
+    assert isinstance(found, Gptq)
+    names = [f"m.{name}" for name in matrix.stored if name != "g_idx" or method == "gptq"]
+    assert list(found.stored("m", ROWS, COLUMNS)) == names
+    made = read(found, matrix, range(7, 135), columns)
+    expected = matrix.meaning[7:135, columns.start : columns.stop]
+    if bits == 8 and in_order:  # a zero point times its scale is rounded
+        assert torch.allclose(made, expected, rtol=0, atol=1e-6)
+    else:
+        assert torch.equal(made, expected)
+
+
+def test_an_input_of_a_group_that_does_not_exist_is_refused() -> None:
+    matrix = gptq(torch.randn(ROWS, COLUMNS), 32, in_order=False)
+    matrix.stored["g_idx"][5] = COLUMNS // 32
+    with pytest.raises(InvalidRequest, match=r"m\.g_idx names groups that do not exist"):
+        read(Gptq((), 32, 1), matrix, range(ROWS), range(COLUMNS))
+
+
+def test_modules_have_bits_of_their_own() -> None:
+    """As GPTQModel and AutoRound name them."""
+    gptq_config = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "dynamic": {"+:.*down_proj": {"bits": 8, "group_size": 64}, "-:.*gate": {}},
+    }
+    rounded_config = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "extra_config": {"a.down_proj": {"bits": 8, "group_size": 64}, "lm_head": {"bits": 16}},
+    }
+    tensors = {"a.down_proj.qweight": "I32", "a.up_proj.qweight": "I32"}
+    for config in (gptq_config, rounded_config):
+        found = read_quantization(Fields({"quantization_config": config}))
+        assert found is not None
+        formats = [
+            found.format_of(module, Named(tensors)) for module in ("a.down_proj", "a.up_proj")
+        ]
+        sizes = [(each.bits, each.group_size) for each in formats if isinstance(each, Gptq)]
+        assert sizes == [(8, 64), (4, 128)]
+        assert found.format_of("a.gate", Named(tensors)) is None
+
+
+class Named(dict[str, str]):
+    """Tensors whose types are known."""
+
+    def dtype(self, name: str) -> str:
+        return self[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise AssertionError(name)
+
+
 def test_gptq_zeros_of_five_bits_and_odd_sizes_are_refused() -> None:
     matrix = gptq(torch.randn(ROWS, COLUMNS), 32)
     matrix.stored["qzeros"][:] = -1
@@ -157,13 +223,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
 def test_compressed_tensors_in_fp8() -> None:
     """What llm-compressor calls FP8_DYNAMIC and FP8_BLOCK."""
     found = read_quantization(Fields({"quantization_config": CHANNELS}))
-    assert isinstance(found, Fp8)
-    assert found.not_converted == ("lm_head",)
-    stored = found.stored("m", ROWS, COLUMNS)
-    assert {name: of.shape for name, of in stored.items()} == {
-        "m.weight": (ROWS, COLUMNS),
-        "m.weight_scale": (ROWS, 1),
-    }
+    assert found == Fp8(("lm_head",), None, "weight_scale")
     blocks = compressed(strategy="block", block_structure=[128, 64])
     assert read_quantization(Fields({"quantization_config": blocks})) == Fp8(
         ("lm_head",), (128, 64), "weight_scale"
@@ -178,19 +238,21 @@ def test_a_share_of_channels_is_that_part_of_the_weight(columns: range) -> None:
     codes = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
     meaning = codes.float() * scales.float()
     matrix = Matrix({"weight": codes, "weight_scale": scales}, meaning)
-    assert found is not None
-    actual = read(found, matrix, range(7, 135), columns)
+    assert found == Fp8(("lm_head",), None, "weight_scale")
+    actual = read(replace(found, block=(1, EVERYTHING)), matrix, range(7, 135), columns)
     assert torch.equal(actual, meaning[7:135, columns.start : columns.stop])
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (CHANNELS | {"format": "pack-quantized"}, "compressed-tensors with format pack-quantized"),
-        (CHANNELS | {"config_groups": {}}, "compressed-tensors with number of config_groups 0"),
+        (CHANNELS | {"format": "mxfp6-pack-quantized"}, "with format mxfp6-pack-quantized"),
+        (CHANNELS | {"format": "pack-quantized"}, "compressed-tensors with weights of type float"),
+        (CHANNELS | {"config_groups": {}}, "compressed-tensors with config_groups {}"),
+        (CHANNELS | {"sparsity_config": {"format": "2:4"}}, "with sparsity_config of format 2:4"),
         (compressed(type="int"), "compressed-tensors with weights of type int"),
         (compressed(num_bits=4), "compressed-tensors with num_bits 4"),
-        (compressed(strategy="tensor"), "compressed-tensors with strategy tensor"),
+        (compressed(strategy="token"), "compressed-tensors with strategy token"),
         (compressed(strategy="block"), r"compressed-tensors with block_structure \[\]"),
     ],
 )
@@ -199,32 +261,35 @@ def test_refusals_of_compressed_tensors(changed: dict[str, Any], message: str) -
         read_quantization(Fields({"quantization_config": changed}))
 
 
-def test_static_activations_are_refused() -> None:
-    group = CHANNELS["config_groups"]["group_0"] | {"input_activations": {"dynamic": False}}
-    changed = CHANNELS | {"config_groups": {"group_0": group}}
-    with pytest.raises(InvalidRequest, match="dynamic activations False"):
-        read_quantization(Fields({"quantization_config": changed}))
-
-
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
         (
             "fp8",
-            {"quant_method": "nvfp4"},
-            r"\(nvfp4\) are not supported; supported: awq, compressed-tensors, fp8, gguf, gptq, mxfp4",
+            {"quant_method": "bitsandbytes"},
+            r"\(bitsandbytes\) are not supported; supported: auto-round, awq, compressed-tensors, ",
         ),
-        ("awq", {"quant_method": "gptq", "bits": 8}, "gptq with bits 8"),
-        ("awq", {"quant_method": "gptq", "desc_act": True}, "gptq with desc_act True"),
+        ("awq", {"quant_method": "gptq", "bits": 3}, "gptq with bits 3"),
+        ("awq", {"quant_method": "auto-round", "bits": 3}, "auto-round with bits 3"),
+        (
+            "awq",
+            {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+            "auto-round with packing_format auto_round:llm_compressor",
+        ),
+        ("awq", {"quant_method": "auto-round", "data_type": "fp8"}, "with data_type fp8"),
+        ("awq", {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "with quant_algo W4A8_AWQ"),
+        (
+            "awq",
+            {"quant_method": "gptq", "dynamic": {"+:[": {"bits": 8}}},
+            r"config\.json names modules by 're:\[', which is no pattern",
+        ),
         ("awq", {"quant_method": "gptq", "group_size": 20}, "gptq with group_size 20"),
         (
             "awq",
             {"quant_method": "gptq", "checkpoint_format": "marlin"},
             "gptq with checkpoint_format marlin is not supported; supported: gptq or gptq_v2",
         ),
-        ("fp8", {"activation_scheme": "static"}, "fp8 with activation_scheme static"),
         ("fp8", {"fmt": "e5m2"}, "fp8 with fmt e5m2"),
-        ("fp8", {"weight_block_size": None}, "fp8 with weight_block_size None"),
         ("fp8", {"weight_block_size": [128]}, r"fp8 with weight_block_size \[128\]"),
         ("awq", {"bits": 8}, "awq with bits 8"),
         ("awq", {"version": "marlin"}, "awq with version marlin"),
@@ -246,7 +311,7 @@ def stored_mxfp4() -> dict[str, Tensor]:
 @pytest.mark.parametrize("rows", [range(ROWS), range(7, 135)])
 @pytest.mark.parametrize("columns", [range(COLUMNS), range(32, 192), range(352, 384)])
 def test_a_share_of_mxfp4_is_that_part_of_the_weight(rows: range, columns: range) -> None:
-    stored, quantization = stored_mxfp4(), Mxfp4(())
+    stored, quantization = stored_mxfp4(), Mxfp4Blocks(())
     parts = Matrix({f"_{name}": part for name, part in stored.items()}, torch.empty(0))
 
     def part(name: str, rows: slice, columns: slice) -> Tensor:
@@ -263,11 +328,11 @@ def test_a_share_of_mxfp4_is_that_part_of_the_weight(rows: range, columns: range
 
 
 def test_what_mxfp4_cannot_store_or_cut_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="m: MXFP4 cannot store 48 inputs"):
-        Mxfp4(()).stored("m", 8, 48)
+    with pytest.raises(InvalidRequest, match="m: MXFP4 cannot store 8 outputs and 48 inputs"):
+        Mxfp4Blocks(()).stored("m", 8, 48)
     share = Share("m", range(8), range(16, 64), COLUMNS)
     with pytest.raises(InvalidRequest, match=r"m: inputs 16 to 64 of 384 cut blocks of 32"):
-        Mxfp4(()).read(share, lambda *_: torch.empty(0))
+        Mxfp4Blocks(()).read(share, lambda *_: torch.empty(0))
 
 
 def test_patterns_of_gpt_oss_name_what_is_plain() -> None:
@@ -280,7 +345,7 @@ def test_patterns_of_gpt_oss_name_what_is_plain() -> None:
     ]
     config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
     found = read_quantization(Fields({"quantization_config": config}))
-    assert found == Mxfp4(tuple(plain))
+    assert found == Mxfp4Blocks(tuple(plain))
     for module, is_plain in {
         "model.layers.11.self_attn.q_proj": True,
         "model.layers.0.mlp.router": True,

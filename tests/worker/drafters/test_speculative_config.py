@@ -48,7 +48,7 @@ def test_knows_vllms_names_of_the_mtp_head(name: str) -> None:
             "num_speculative_tokens: Input should be less",
         ),
         ('{"method": "ngram", "num_speculative_tokens": -1}', "num_speculative_tokens: "),
-        ('{"method": "ngram"}', "num_speculative_tokens: Field required"),
+        ('{"method": "ngram"}', "num_speculative_tokens is missing"),
         (
             '{"method": "ngram", "num_speculative_tokens": 2, "lookup": 3}',
             "lookup: Extra inputs are not",
@@ -89,6 +89,13 @@ def test_finds_out_what_a_draft_model_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(about))
     found = SpeculativeConfig.from_json(json.dumps({"model": str(tmp_path)}))
     assert (found.method, found.num_speculative_tokens, found.model) == ("eagle3", 5, str(tmp_path))
+    block = {"architectures": ["DFlashDraftModel"], "block_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(block))
+    found = SpeculativeConfig.from_json(json.dumps({"model": str(tmp_path)}))
+    assert (found.method, found.num_speculative_tokens) == ("dflash", 15)
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    ordinary = {"model": str(tmp_path), "num_speculative_tokens": 2}
+    assert SpeculativeConfig.from_json(json.dumps(ordinary)).method == "draft_model"
     fewer = SpeculativeConfig.from_json(
         json.dumps({"model": str(tmp_path), "num_speculative_tokens": 0})
     )
@@ -98,12 +105,20 @@ def test_finds_out_what_a_draft_model_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"model": "x/y", "num_speculative_tokens": 3}', "method: Field required"),
+        ('{"model": "x/y", "num_speculative_tokens": 3}', "method is missing"),
         (
             '{"model": "x/EAGLE-y", "num_speculative_tokens": 3}',
             "unknown speculative method 'eagle'",
         ),
         ('{"method": "eagle3", "num_speculative_tokens": 3}', "method eagle3 needs"),
+        ('{"method": "dflash", "num_speculative_tokens": 3}', "method dflash needs"),
+        ('{"method": "dspark", "model": "x/y"}', "unknown speculative method 'dspark'"),
+        ('{"method": "draft_model", "num_speculative_tokens": 3}', "method draft_model needs"),
+        ('{"method": "draft_model", "model": "x/y"}', "num_speculative_tokens is missing"),
+        (
+            '{"method": "mtp", "num_speculative_tokens": 3, "eagle_aux_hidden_state_layer_ids": [1]}',
+            "eagle_aux_hidden_state_layer_ids belong to the method eagle3",
+        ),
     ],
 )
 def test_a_draft_model_that_is_nothing_here(text: str, message: str) -> None:

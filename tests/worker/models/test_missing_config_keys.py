@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.branches import make_branch_checkpoint, make_gemma3_with_images
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
@@ -28,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 KERNELS = load_kernels("cpu")
 LENGTH, BLOCK_SIZE = 20, 16
-WINDOWED = ("mistral", "qwen2", "qwen3")  # whose classes have a default for it
+WINDOWED = ("mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")  # with a default for it
 BEYOND_USUAL_WINDOW = 4096 + LENGTH  # tokens; of Mistral and Qwen
 _SWITCHED: dict[str, Any] = {
     "sliding_window": 6,
@@ -41,6 +43,26 @@ _GROUPS: dict[str, Any] = {
     "topk_group": 2,
     "num_experts_per_tok": 4,
 }
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 2.0, 3.0, 4.0],
+    "long_factor": [2.0, 4.0, 6.0, 9.0],
+}
 # Where a key has a default of the class, the file says something else.
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda to: make_tiny_checkpoint(to, attention_bias=True, mlp_bias=True),
@@ -51,11 +73,38 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "qwen3": lambda to: make_tiny_checkpoint(
         to, "qwen3", head_dim=128, max_position=8192, **_SWITCHED
     ),
+    "qwen2_moe": lambda to: make_tiny_checkpoint(
+        to,
+        "qwen2_moe",
+        max_position=8192,
+        shared_expert_intermediate_size=16,
+        **_EXPERTS,
+        **_SWITCHED,
+    ),
+    "qwen3_moe": lambda to: make_tiny_checkpoint(
+        to, "qwen3_moe", max_position=8192, attention_bias=True, **_EXPERTS, **_SWITCHED
+    ),
+    "mixtral": lambda to: make_tiny_checkpoint(to, "mixtral", num_local_experts=6),
+    "phi3": lambda to: make_tiny_checkpoint(
+        to, "phi3", sliding_window=6, original_max_position_embeddings=8, rope_parameters=_LONGROPE
+    ),
+    "smollm3": lambda to: make_tiny_checkpoint(
+        to, "smollm3", layers=4, no_rope_layers=[1, 0, 0, 1], **_SWITCHED
+    ),
+    "ministral": lambda to: make_tiny_checkpoint(
+        to, "ministral", sliding_window=6, layer_types=["full_attention", "sliding_attention"]
+    ),
+    "ministral3": lambda to: make_tiny_checkpoint(to, "ministral3", rope_parameters=_YARN),
     "qwen3_next": lambda to: make_tiny_hybrid(to, "qwen3_next", mtp=False, norm_topk_prob=False),
     "qwen3_5": lambda to: make_tiny_hybrid(to, "qwen3_5", mtp=False),
     "qwen3_5_moe": lambda to: make_tiny_hybrid(to, "qwen3_5_moe"),
     "qwen3_5 wrapped": lambda to: make_tiny_hybrid(to, "qwen3_5", wrapped=True),
     "gpt_oss": make_tiny_gpt_oss,
+    **{
+        name: partial(make_branch_checkpoint, name=name, tie=False)
+        for name in ("gemma", "gemma2", "gemma3", "olmo2", "olmo3", "granite")
+    },
+    "gemma3 wrapped": partial(make_gemma3_with_images, tie=False),
     "deepseek_v3": lambda to: make_tiny_deepseek(
         to, "deepseek_v3", **_GROUPS, norm_topk_prob=False, rope_interleave=False
     ),
@@ -171,7 +220,8 @@ def test_the_head_of_the_file_counts(tmp_path: Path, family: str, same: bool) ->
     if same:
         tensors = load_file(weights)
         (embedding,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
-        tensors["lm_head.weight"] = tensors[embedding].clone()
+        (head,) = (name for name in tensors if name.endswith("lm_head.weight"))
+        tensors[head] = tensors[embedding].clone()
         save_file(tensors, weights, metadata={"format": "pt"})
     theirs, store = _theirs(folder, LENGTH), WeightStore.private()
     assert theirs is not None

@@ -6,11 +6,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_worker.checkpoint.held_weights import Source
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.process import control
 from surestep_worker.process.control import Message, MessageKind
@@ -48,13 +50,15 @@ def test_no_other_json_is_a_message(data: object) -> None:
 
 def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    fds = memory.create("a", 5), memory.create("b", 6), memory.create("c", 7)
-    control.send(ours, Message(MessageKind.ACTIVATE, b"profile_result", fds))
+    fds = tuple(memory.create(f"{size}", size) for size in (5, 6, 7, 8, 9))
+    source = Source(Path("/models/tiny"), "v2", "v1")
+    order = Message(MessageKind.ACTIVATE, b"profile_result", fds, source=source)
+    control.send(ours, order)
     activation = control.next_order(theirs)
     assert isinstance(activation, control.Activation)
     received = activation.heartbeat_fd, *activation.weights
-    assert activation.profile_result == b"profile_result"
-    assert [os.fstat(fd).st_size for fd in received] == [5, 6, 7]
+    assert (activation.profile_result, activation.source) == (b"profile_result", source)
+    assert [os.fstat(fd).st_size for fd in received] == [5, 6, 7, 8, 9]
     assert not any(os.get_inheritable(fd) for fd in received)
     for fd in (*fds, *received):
         os.close(fd)

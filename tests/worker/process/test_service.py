@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -31,6 +32,7 @@ class Recorder:
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.threads: set[str] = set()
+        self.launched: list[int] = []  # steps
         self.chores: list[str] = []  # the thread of each
         self.gate = threading.Event()
         self.gate.set()
@@ -53,6 +55,7 @@ class Recorder:
     def launch(self, plan: pb.StepPlan) -> Done:
         assert self.gate.wait(TIMEOUT_S)
         self.threads.add(threading.current_thread().name)
+        self.launched.append(plan.step)
         if plan.max_drafts:
             raise errors.InternalError("ledger")
         return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
@@ -183,6 +186,27 @@ async def test_a_newer_stream_fences_the_older_one(rank: Rank) -> None:
         await old.read()
 
 
+async def test_what_a_gone_stream_left_ends_unheard(
+    rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps behind the one that runs are fenced; nobody waits for them any more."""
+    rank.load()
+    rank.runner.gate.clear()
+    old = rank.stub.Run(timeout=TIMEOUT_S)
+    for step in (1, 2, 3):
+        await old.write(pb.StepPlan(epoch=1, step=step))
+    async with asyncio.timeout(TIMEOUT_S):
+        while rank.service._thread._pool._work_queue.qsize() < 2:  # behind the one that runs
+            await asyncio.sleep(0.01)
+    new = rank.stub.Run(timeout=TIMEOUT_S)
+    await new.write(pb.StepPlan(epoch=2, step=1))
+    old.cancel()
+    rank.runner.gate.set()
+    assert (await new.read()).epoch == 2
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 async def test_the_loop_answers_while_a_step_runs(rank: Rank) -> None:
     rank.load()
     rank.runner.gate.clear()
@@ -202,3 +226,22 @@ async def test_a_failing_step_ends_the_stream_with_its_status(rank: Rank) -> Non
     await call.write(pb.StepPlan(epoch=1, step=2))
     with pytest.raises(errors.InternalError, match="ledger"), rpc.translate_errors():
         await call.read()
+
+
+async def test_nothing_runs_behind_a_failed_step(rank: Rank) -> None:
+    """Other ranks are still in it."""
+    rank.load()
+    rank.runner.gate.clear()
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    await call.write(pb.StepPlan(epoch=1, step=1, max_drafts=[1]))
+    await call.write(pb.StepPlan(epoch=1, step=2))
+    async with asyncio.timeout(TIMEOUT_S):
+        while not rank.service._thread._pool._work_queue.qsize():
+            await asyncio.sleep(0.01)
+    rank.runner.gate.set()
+    with pytest.raises(errors.InternalError, match="ledger"), rpc.translate_errors():
+        await call.read()
+    again = rank.stub.Run(timeout=TIMEOUT_S)
+    await again.write(pb.StepPlan(epoch=2, step=1))
+    assert (await again.read()).epoch == 2
+    assert rank.runner.launched == [1, 1]

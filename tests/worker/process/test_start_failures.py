@@ -82,10 +82,10 @@ async def test_weights_are_kept_when_nobody_can_look_for_others(
 ) -> None:
     """Such a supervisor goes on: with it the weights would be gone."""
 
-    def fails(folder: Path, generation_folder: Path | None) -> str:
+    def fails(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr("surestep_worker.process.supervisor.fingerprint_of", fails)
+    monkeypatch.setattr("surestep_worker.checkpoint.weight_update.fingerprint", fails)
     setbacks.refuse("RuntimeError", "no luck")
     await setbacks.lose()
     assert (await setbacks.failed(6)).held_weight_bytes > 0

@@ -12,6 +12,7 @@ import torch
 from repo.source import ROOT
 from safetensors.torch import load_file, save_file
 from support.checkpoints.copied_head import make_copied_pair
+from support.checkpoints.dflash import make_counting_pair
 from support.checkpoints.embedders import make_tiny_embedder
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.ranks.small import start_small
@@ -65,6 +66,15 @@ def test_then_a_head_that_names_the_model(pair: tuple[Path, Path]) -> None:
     assert built.facts.drafts_because == "the head head is for this model"
     chosen = json.loads(built.facts.speculative_config)
     assert (chosen["model"], chosen["prompt_lookup_min"]) == (str(head), 2)
+
+
+def test_or_a_drafter_of_whole_windows(tmp_path: Path) -> None:
+    drafter = tmp_path / "drafters/head"
+    model = make_counting_pair(tmp_path / "model", drafter)
+    (drafter / "README.md").write_text("---\nbase_model: somebody/model\n---\n")
+    config = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps(config | {"block_size": 6}))
+    assert drafts(start(model)) == ("dflash", 5)
 
 
 def test_then_lookups(pair: tuple[Path, Path], tmp_path: Path) -> None:

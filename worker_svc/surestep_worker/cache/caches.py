@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .held_caches import HeldCaches
 from .kv_cache import KVCache
 from .recurrent import RecurrentCache
 
@@ -14,3 +15,4 @@ class Caches:
 
     kv: KVCache
     recurrent: RecurrentCache | None = None  # None: the model has no recurrent layers
+    held: HeldCaches | None = None  # None: they end with the process

@@ -8,6 +8,7 @@ may have.
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 from collections import defaultdict
@@ -22,6 +23,15 @@ from surestep_common.kv_groups import ALL
 from surestep_kernels import KernelSet
 from surestep_kernels.store_kv import FP8, INT8, LayerCache, with_scales
 from torch import Tensor
+
+from .cache_memory import CacheMemory
+
+
+def cache_pages(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, memory: CacheMemory | None
+) -> Tensor:
+    """Return the next pages of the memory that outlives the process, or zeros where none does."""
+    return zero_pages(shape, dtype, device) if memory is None else memory.tensor(shape, dtype)
 
 
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
@@ -114,8 +124,10 @@ class KVSpec:
     cache_dtype: torch.dtype | None = None  # of keys and values; None: the model's
     # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
     kept_hidden: int = 0
-    draft_layers: tuple[KVHeads, ...] = ()  # behind the model's: of a draft head from elsewhere
+    # Behind the model's: of a draft head from elsewhere.
+    draft_layers: tuple[KVHeads | LatentWidths, ...] = ()
     latents: tuple[LatentWidths, ...] = ()  # of the model's layers, if they have these
+    inner_draft_layers: int = 0  # of the model's layers, the last: those of a draft head in it
 
     @property
     def page_dtype(self) -> torch.dtype:
@@ -131,27 +143,55 @@ class KVSpec:
         own = KVHeads(self.num_kv_heads, self.head_dim)
         return (self.latents or (own,) * self.layout.num_layers) + self.draft_layers
 
+    @property
+    def drafting(self) -> set[int]:
+        """Layers of a block, of the first group, that a draft head writes."""
+        layout, first = self.layout, len(self.windows) - self.inner_draft_layers
+        return {place.layer for place in layout.places[first:] if place.group == 0}
+
 
 class KVCache:
     """Key and value pages of every layer of a block, NULL_BLOCK included, which no slot owns."""
 
-    def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        kernels: KernelSet,
+        device: str,
+        memory: CacheMemory | None = None,
+    ) -> None:
         assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
         self.spec = spec
         self.num_blocks = num_blocks
         self.layout = spec.layout
         self.layers = [
-            LayerCache(*(zero_pages(shape, spec.page_dtype, device) for shape in shapes))
+            LayerCache(*(cache_pages(shape, spec.page_dtype, device, memory) for shape in shapes))
             for shapes in _shapes(spec, num_blocks, kernels)
         ]
         hidden = (num_blocks * spec.block_size, spec.kept_hidden)
         # By flat slot, as kv_slots of group 0 name them.
-        self.hidden = zero_pages(hidden, spec.dtype, device)
+        self.hidden = cache_pages(hidden, spec.dtype, device, memory)
 
     def layer(self, number: int, groups: Sequence[T]) -> tuple[LayerCache, T]:
         """Return the keys and values of a layer, and what is of its group."""
         group, layer = self.layout.places[number]
         return self.layers[layer], groups[group]
+
+    def from_layer(self, first: int) -> KVCache:
+        """Return the same pages as a model sees them whose first layer is that one."""
+        seen = copy.copy(self)
+        seen.layout = self.layout._replace(places=self.layout.places[first:])
+        return seen
+
+    def in_groups(self, first: int, groups: Sequence[int]) -> KVCache:
+        """Return the same pages, those of the layers from `first` on as parts of other groups."""
+        seen, places = copy.copy(self), self.layout.places
+        moved = (
+            place._replace(group=group) for place, group in zip(places[first:], groups, strict=True)
+        )
+        seen.layout = self.layout._replace(places=(*places[:first], *moved))
+        return seen
 
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:

@@ -15,7 +15,8 @@ from surestep_common.invariants import IntArray, LedgerError
 from surestep_kernels.recurrent_rows import ConvState, DeltaState
 from torch import Tensor
 
-from surestep_worker.cache.kv_cache import zero_pages
+from .cache_memory import CacheMemory
+from .kv_cache import cache_pages, zero_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,16 @@ class RecurrentCache:
     """States of `num_slots` slots and the NULL slot, and `num_snapshots` snapshots."""
 
     def __init__(
-        self, spec: RecurrentSpec, num_slots: int, window: int, num_snapshots: int, device: str
+        self,
+        spec: RecurrentSpec,
+        num_slots: int,
+        window: int,
+        num_snapshots: int,
+        device: str,
+        memory: CacheMemory | None = None,
     ) -> None:
         self.spec = spec
+        self._memory = memory  # of snapshots
         self.num_snapshots = num_snapshots
         self._device = device
         self._snapshot_len = [0] * num_snapshots  # tokens in each; 0 = never taken
@@ -79,19 +87,22 @@ class RecurrentCache:
         return RecurrentLayer(
             DeltaState(
                 state=self._zeros(slots, *state),
-                snapshots=self._zeros(lines, *state),
+                snapshots=self._lines(lines, *state),
                 keys=self._zeros(slots, window, spec.num_k_heads, spec.k_dim),
                 deltas=self._zeros(slots, window, spec.num_v_heads, spec.v_dim),
                 decays=self._zeros(slots, window, spec.num_v_heads),
             ),
             ConvState(
                 inputs=self._zeros(slots, keep + window, spec.channels, dtype=spec.dtype),
-                snapshots=self._zeros(lines, keep, spec.channels, dtype=spec.dtype),
+                snapshots=self._lines(lines, keep, spec.channels, dtype=spec.dtype),
             ),
         )
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return zero_pages(shape, dtype, self._device)
+
+    def _lines(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return cache_pages(shape, dtype, self._device, self._memory)
 
     def reset(self) -> None:
         """Invalidate all snapshots: a new epoch begins."""
@@ -119,6 +130,12 @@ class RecurrentCache:
         """Yield every tensor [num_slots + 1, ...] that holds the state of slots."""
         for layer in self.layers:
             yield from (layer.delta.state, *layer.delta[2:], layer.conv.inputs)
+
+    @property
+    def snapshot_tensors(self) -> list[Tensor]:
+        """Tensors [num_snapshots, ...] that hold snapshots."""
+        both = ((layer.delta.snapshots, layer.conv.snapshots) for layer in self.layers)
+        return [tensor for pair in both for tensor in pair if tensor.numel()]
 
     @property
     def slot_bytes(self) -> int:

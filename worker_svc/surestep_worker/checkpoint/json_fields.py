@@ -109,15 +109,17 @@ class Fields:
             self._refuse(key, "an object")
         return Fields(value, f"{self._file}: {key}")
 
-    def objects(self, key: str) -> tuple[Fields, ...]:
-        """Return the objects inside an object, in the order of the file; empty if missing."""
+    def objects(self, key: str) -> dict[str, Fields]:
+        """Return the objects inside an object by name, in the order of the file; empty if
+        missing."""
         inner = self.object(key)
-        return tuple(inner.object(name) for name in inner._values)
+        return {name: inner.object(name) for name in inner._values}
 
-    def or_else(self, usual: Mapping[str, Any]) -> Fields:
+    def or_else(self, usual: Mapping[str, Any] | Fields) -> Fields:
         """Return these fields, and of the usual ones those that the file does not name: what it
         calls null stays null."""
-        return Fields({**usual, **self._values}, self._file)
+        values = usual._values if isinstance(usual, Fields) else usual
+        return Fields({**values, **self._values}, self._file)
 
     def without(self, key: str) -> Fields:
         """Return all fields but one."""

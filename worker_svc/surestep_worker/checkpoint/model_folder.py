@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 from surestep_common.gguf import weights_of
-from surestep_common.model_files import read_object
+from surestep_common.model_files import object_or_empty, read_object
 
 from .gguf_entries import read_entries as gguf_entries
 from .safetensors_header import Entry, read_header, shown
@@ -38,14 +38,16 @@ _SAMPLES = 1 << 14  # of a checkpoint in all; every tensor has at least one
 _MOST_SAMPLES = 16  # of a tensor
 _SAMPLE_BYTES = 64
 _NAMES_SHOWN = 6
-_HEAD, _EMBEDDING, _TIED = "lm_head.weight", "embed_tokens.weight", "tie_word_embeddings"
+_HEADS = "lm_head.weight", "language_model.lm_head.weight"  # of models that read images, too
+_EMBEDDING, _TIED = "embed_tokens.weight", "tie_word_embeddings"
 _TEXT = "text_config"
+_QUANTIZATION, _MODELOPT = "quantization_config", "hf_quant_config.json"
 _SCALINGS = "rope_parameters", "rope_scaling"  # since transformers 5, and before
 _ROTARY = frozenset({*_SCALINGS, "rope_theta"})
 _KEPT_OF_ROTARY = "rope_theta", "partial_rotary_factor"  # when another scaling comes
 _COMPARED_BYTES = 1 << 20  # at once
 # Keys that say where a checkpoint was made, not what it computes.
-_INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
+_INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "_from_model_config"})
 
 
 class Replacements(NamedTuple):
@@ -74,7 +76,8 @@ class ConfigFiles(NamedTuple):
         """
         generation = (replaced.generation_folder or folder) / GENERATION_CONFIG
         wanted = replaced.generation_folder is not None or generation.exists()
-        config = overridden(read_object(folder / "config.json"), replaced.config)
+        config = with_quantization(read_object(folder / "config.json"), folder)
+        config = overridden(config, replaced.config)
         files = cls(config, read_object(generation) if wanted else {})
         end = _tokenizer_end(folder)
         return files if end in files._named_ends() else files._replace(tokenizer_end=end)
@@ -91,16 +94,26 @@ class ConfigFiles(NamedTuple):
 
         Raises InvalidRequest if the weights cannot be read.
         """
-        head = entries.get(_HEAD)
-        if head is None or self.config.get(_TIED) is not True:
+        head = next((entries[name] for name in _HEADS if name in entries), None)
+        if head is None or self.config.get(_TIED) is False:  # some tie where none says so
             return self
         embeddings = (entry for name, entry in entries.items() if name.endswith(_EMBEDDING))
         if any(_same_bytes(head, embedding) for embedding in embeddings):
             return self
-        logger.warning(
-            "tie_word_embeddings is true, but the file has another lm_head.weight, which counts"
-        )
+        if self.config.get(_TIED):
+            logger.warning(
+                "tie_word_embeddings is true, but the file has another lm_head.weight, which counts"
+            )
         return self._replace(config={**self.config, _TIED: False})
+
+
+def with_quantization(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a config.json with what a file of ModelOpt's says of the weights, if it does not
+    itself."""
+    about = object_or_empty(folder / _MODELOPT).get("quantization")
+    if config.get(_QUANTIZATION) or not isinstance(about, dict):
+        return dict(config)
+    return {**config, _QUANTIZATION: {"quant_method": "modelopt", **about}}
 
 
 def overridden(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +157,8 @@ def _tokenizer_end(folder: Path) -> int | None:
 
     Files that cannot be read name none: the gateway says what is wrong with them.
     """
-    config = _read_any(folder / "special_tokens_map.json") | _read_any(folder / _TOKENIZER_CONFIG)
+    special = object_or_empty(folder / "special_tokens_map.json")
+    config = special | object_or_empty(folder / _TOKENIZER_CONFIG)
     end = config.get("eos_token")
     text = end.get("content") if isinstance(end, dict) else end
     listed = config.get("added_tokens_decoder")
@@ -153,7 +167,7 @@ def _tokenizer_end(folder: Path) -> int | None:
     for id_, token in listed.items() if isinstance(listed, dict) else ():
         if isinstance(token, dict) and token.get("content") == text and _ID.fullmatch(id_):
             return int(id_)
-    return _id_in(_read_any(folder / "tokenizer.json"), text)
+    return _id_in(object_or_empty(folder / "tokenizer.json"), text)
 
 
 def _id_in(tokenizer: Mapping[str, Any], text: str) -> int | None:
@@ -164,13 +178,6 @@ def _id_in(tokenizer: Mapping[str, Any], text: str) -> int | None:
             id_ = token.get("id")
             return id_ if type(id_) is int and id_ >= 0 else None
     return None
-
-
-def _read_any(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except InvalidRequest:
-        return {}
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -191,7 +198,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 def quant_method(config: object) -> str | None:
     """Return what a config.json says that the weights are quantised by; None: they are plain."""
-    about = config.get("quantization_config") if isinstance(config, Mapping) else None
+    about = config.get(_QUANTIZATION) if isinstance(config, Mapping) else None
     method = about.get("quant_method", "unknown") if about and isinstance(about, Mapping) else None
     return method if isinstance(method, str) else None
 
@@ -225,7 +232,7 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
     of the same shape has another fingerprint; one that differs in a few elements may not. Raises
     InvalidRequest if a file cannot be read.
     """
-    config = {key: value for key, value in files.config.items() if key not in _INCIDENTAL}
+    config = _of_model(files)
     more = [] if files.tokenizer_end is None else [files.tokenizer_end]
     digest = hashlib.sha256(_canonical([config, files.generation.get("eos_token_id"), *more]))
     samples = min(max(_SAMPLES // max(len(entries), 1), 1), _MOST_SAMPLES)
@@ -244,6 +251,19 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
         for descriptor in descriptors.values():
             os.close(descriptor)
     return digest.hexdigest()[:32]
+
+
+def computed(folder: Path, replaced: Replacements = AS_IT_IS) -> str:
+    """Return what a folder's configuration says is computed, and how texts end, as text that can be
+    compared. Raises InvalidRequest.
+    """
+    files = ConfigFiles.read(folder, replaced)
+    generation = {k: v for k, v in files.generation.items() if k not in _INCIDENTAL}
+    return _canonical([_of_model(files), generation, files.tokenizer_end]).decode()
+
+
+def _of_model(files: ConfigFiles) -> dict[str, Any]:
+    return {key: value for key, value in files.config.items() if key not in _INCIDENTAL}
 
 
 def fingerprint_of(folder: Path, replaced: Replacements = AS_IT_IS) -> str:

@@ -21,13 +21,13 @@ from typing import NamedTuple, Self
 
 import torch
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.linear import Rounding, concatenate
+from surestep_kernels.linear import Rounding, alike, concatenate
 from torch import Tensor
 
 from surestep_worker.host.read_ahead import ReadAhead
 
+from .formats import FLOATS, Format, Quantization, Share, Stored, read_rounded
 from .safetensors_header import Entry
-from .schemes import FLOATS, Quantization, Share, Stored, read_rounded
 from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
@@ -56,6 +56,8 @@ class TensorSource(NamedTuple):
     def numel(self) -> int:
         """Number of elements kept."""
         shape = self.shape if self.item is None else self.shape[1:]
+        if not shape:  # one number
+            return 1
         kept = self.keep.stop - self.keep.start
         return math.prod(shape) // shape[self.dim] * int(kept)
 
@@ -63,6 +65,8 @@ class TensorSource(NamedTuple):
     def place(self) -> tuple[int | slice, ...]:
         """Index of the kept part within the tensor."""
         first = () if self.item is None else (self.item,)
+        if len(self.shape) == len(first):
+            return first
         return (*first, *(slice(None),) * self.dim, self.keep)
 
     @property
@@ -126,7 +130,7 @@ class CheckpointWeights:
         self.bytes_taken = 0  # of the parameters as this rank keeps them
         with contextlib.ExitStack() as stack:
             self._checkpoint = Checkpoint(entries, stack)
-            self._quantized = self._find_quantized(table)
+            self._formats = self._find_formats(table)
             self._check(table, ignore)
             self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
             self.bytes_wanted = sum(map(self._bytes_in_memory, table.values()))
@@ -152,16 +156,17 @@ class CheckpointWeights:
     def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read one parameter, in this reader's dtype unless another is given."""
         shape, sources = self._left.pop(name)[:2]
-        parameter = torch.empty(shape, dtype=dtype or self.dtype)
-        row = 0
+        whole = torch.empty(shape, dtype=dtype or self.dtype)
+        parameter, row = whole.view(-1, *shape[1:]), 0
         for source in sources:
             for part in self._plain_parts(source):
+                part = part.view(-1, *shape[1:])
                 parameter[row : row + len(part)] = part
                 row += len(part)
             self._advance(source)
         parameter[row:] = 0
-        self.bytes_taken += parameter.nbytes
-        return parameter
+        self.bytes_taken += whole.nbytes
+        return whole
 
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
         """Read a linear weight, quantised, rounded or plain. Raises what `quantized` raises."""
@@ -185,14 +190,22 @@ class CheckpointWeights:
         """
         parameter = self._table[name]
         sources = [source for source in parameter.sources if source.numel]
-        found, rounding = {s.name in self._quantized for s in sources}, self._rounding(parameter)
+        found, rounding = {s.name in self._formats for s in sources}, self._rounding(parameter)
         if found == {True}:
-            weights = [self._read_quantized(source, source.share) for source in sources]
+            weights = list[QuantizedWeight]()
+            for source in sources:
+                weight = self._read_stored(source, source.share)
+                if isinstance(weight, Tensor) or not alike([*weights, weight]):
+                    logger.info("%s is dequantised: no layout holds it as it is stored", name)
+                    return None
+                weights.append(weight)
         elif found == {False} and rounding is not None:
             weights = [self._read_rounded(source, rounding) for source in sources]
         else:
             return None
-        return concatenate(weights).padded(parameter.shape[int(sources[0].input_major)])
+        whole = concatenate(weights)
+        rows = parameter.shape[int(sources[0].input_major)]
+        return whole.padded(max(rows, len(whole.codes)))
 
     def _rounding(self, parameter: Parameter) -> Rounding | None:
         """Return what a parameter is rounded to where it is a linear weight."""
@@ -209,30 +222,34 @@ class CheckpointWeights:
 
     def _all_quantized(self, parameter: Parameter) -> bool:
         names = [source.name for source in parameter.sources if source.numel]
-        return bool(names) and self._quantized.issuperset(names)
+        return bool(names) and self._formats.keys() >= set(names)
 
-    def _read_quantized(self, source: TensorSource, share: Share) -> QuantizedWeight:
-        assert self._quantization is not None
+    def _read_stored(self, source: TensorSource, share: Share) -> QuantizedWeight | Tensor:
         if source.name in self._checkpoint:
             share = share._replace(dtype=self._checkpoint.dtype(source.name))
-        return self._quantization.read(share, partial(self._read_part, source.item))
+        return self._formats[source.name].read(share, partial(self._read_part, source.item))
 
     def _plain_parts(self, source: TensorSource) -> Iterator[Tensor]:
         """Yield the rows of a source; quantised ones become float32, some at a time."""
         if not source.numel:
             return
-        if source.name not in self._quantized:
+        if source.name not in self._formats:
             yield self._checkpoint.read(source.name, source.place)
             return
         share = source.share
         step = max(1, _DEQUANTIZED // len(share.columns))
         for begin in range(0, len(share.rows), step):
             rows = share.rows[begin : begin + step]
-            yield self._read_quantized(source, share._replace(rows=rows)).dequantize()
+            weight = self._read_stored(source, share._replace(rows=rows))
+            yield weight if isinstance(weight, Tensor) else weight.dequantize()
 
     def _read_part(self, item: int | None, name: str, rows: slice, columns: slice) -> Tensor:
+        """Read a part of a matrix; of one with a single column the file may have a vector or, where
+        it has one row, too, a number."""
         outer = () if item is None else (item,)
-        return self._checkpoint.read(name, (*outer, rows, columns))
+        if len(self._checkpoint.shape(name)) >= len(outer) + 2:
+            return self._checkpoint.read(name, (*outer, rows, columns))
+        return self._checkpoint.read(name, outer).reshape(-1, 1)[rows, columns]
 
     def _advance(self, source: TensorSource) -> None:
         self._done += self._bytes(source)
@@ -245,7 +262,7 @@ class CheckpointWeights:
 
     def _bytes_in_memory(self, parameter: Parameter) -> int:
         """Return the approximate bytes of a parameter in memory."""
-        quantized = any(source.name in self._quantized for source in parameter.sources)
+        quantized = any(source.name in self._formats for source in parameter.sources)
         if quantized and parameter.linear:
             return sum(map(self._bytes, parameter.sources))
         elements, rounding = math.prod(parameter.shape), self._rounding(parameter)
@@ -255,24 +272,25 @@ class CheckpointWeights:
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """Return the checkpoint tensors that hold a source."""
-        if self._quantization is None or source.name not in self._quantized:
+        if source.name not in self._formats:
             return {source.name: Stored(source.shape, source.dtypes)}
         items, (rows, columns) = source.shape[:-2], source.shape[-2:]
-        stored = self._quantization.stored(source.module, rows, columns)
+        stored = self._formats[source.name].stored(source.module, rows, columns)
         return {name: of._replace(shape=(*items, *of.shape)) for name, of in stored.items()}
 
-    def _find_quantized(self, table: Table) -> frozenset[str]:
-        """Return the names of the sources that are quantised in the files."""
+    def _find_formats(self, table: Table) -> dict[str, Format]:
+        """Return the formats of the sources that are quantised in the files, by name."""
         if self._quantization is None:
-            return frozenset()
+            return {}
         modules = {
             source.name: source.module
             for p in table.values()
             if p.linear or p.table
             for source in p.sources
         }
-        holds = self._quantization.holds
-        found = frozenset(n for n, module in modules.items() if holds(module, self._checkpoint))
+        find = self._quantization.format_of
+        held = {name: find(module, self._checkpoint) for name, module in modules.items()}
+        found = {name: format_ for name, format_ in held.items() if format_ is not None}
         plain = len(modules) - len(found)
         logger.info("linear weights: %d quantized, %d plain", len(found), plain)
         return found
@@ -282,15 +300,17 @@ class CheckpointWeights:
         places = [f"{source.name}{source.place}" for source in sources if source.numel]
         assert len(set(places)) == len(places), "a slice fills two places"
         expected = {n: stored for source in sources for n, stored in self._stored(source).items()}
-        refuse(self._contradictions(table) | self._checkpoint.check(expected, ignore))
+        ignored = [*ignore, *(self._quantization.ignored if self._quantization else ())]
+        refuse(self._contradictions(table) | self._checkpoint.check(expected, ignored))
 
     def _contradictions(self, table: Table) -> dict[str, list[str]]:
         """Return the contradicting sources by kind of problem."""
         if self._quantization is None or self._quantization.merges_with_plain:
             return {}
-        modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}
+        modules = {s.module for p in table.values() for s in p.sources if s.name in self._formats}
         merged = [{source.name for source in parameter.sources} for parameter in table.values()]
-        mixed = [names - self._quantized for names in merged if names & self._quantized]
+        quantized = self._formats.keys()
+        mixed = [names - quantized for names in merged if names & quantized]
         return {
             "quantized although listed in modules_to_not_convert": [
                 module for module in modules if self._quantization.lists_as_plain(module)

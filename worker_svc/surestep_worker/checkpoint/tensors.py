@@ -14,10 +14,10 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.gguf import is_gguf
 from torch import Tensor
 
-from .gguf import read_part
+from .formats import Stored
+from .gguf_parts import read_part
 from .model_folder import some
 from .safetensors_header import Entry
-from .schemes import Stored
 
 _ReadPart = Callable[[str, Entry, tuple[int | slice, ...]], Tensor]  # of a file
 
@@ -74,7 +74,7 @@ class Checkpoint:
             "of another shape": [
                 f"{name} {list(self.shape(name))} instead of {list(expected[name].shape)}"
                 for name in common
-                if self.shape(name) != expected[name].shape
+                if not expected[name].fits(self.shape(name))
             ],
             "of another type": [
                 f"{name} {self.dtype(name)} instead of {' or '.join(expected[name].dtypes)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import MXFP4_GROUP
 
-from surestep_worker.checkpoint.mxfp4 import Mxfp4
+from surestep_worker.checkpoint.formats import Mxfp4Blocks
 
 from .model_config import ModelConfig
 
@@ -28,9 +28,11 @@ class MoeConfig:
     num_experts: int
     top_k: int
     expert_size: int
-    shared_expert_size: int
+    shared_expert_size: int  # 0: there is none
     normalize: bool  # the weights of the chosen experts sum to 1
     sigmoid: SigmoidRouting | None = None  # None: softmax, and the shared expert has a gate
+    # Names of an expert's gate, up and down in checkpoints that keep each expert by itself.
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class RoutedConfig(ModelConfig):
     @property
     def column_block(self) -> int:
         """Columns of an expert that stay on one rank, because they share a scale."""
-        return MXFP4_GROUP if isinstance(self.quantization, Mxfp4) else 1
+        return MXFP4_GROUP if isinstance(self.quantization, Mxfp4Blocks) else 1
 
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
         """Raise InvalidRequest when the model cannot be shared out among `size` ranks.

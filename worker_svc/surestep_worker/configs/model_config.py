@@ -12,9 +12,9 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_worker.cache.kv_cache import LatentWidths
 from surestep_worker.cache.recurrent import RecurrentSpec
+from surestep_worker.checkpoint.formats import Quantization
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.checkpoint.schemes import Quantization
 
 from .rope import MAX_FACTOR, MAX_POSITION, RopeConfig, rope_kind, rope_parameters
 
@@ -37,6 +37,7 @@ LATENT_ATTENTION = "latent_attention"
 # Have keys and values, or latents, in the KV cache.
 PAGED = frozenset((FULL_ATTENTION, SLIDING_ATTENTION, LATENT_ATTENTION))
 
+_MOST_LISTED = 6  # names in a message
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -60,9 +61,18 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool  # each head of q and k is normalised before it is rotated
+    joint_qk_norm: bool = False  # or rather all heads of q together, and all of k
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    attention_softcap: float = 0.0  # of scaled scores; 0 = none
     attention_sinks: bool = False  # each head has one more logit in its softmax, without a value
+    unrotated_layers: frozenset[int] = frozenset()  # that know no positions: without rotation
     attention_gate: bool  # a sigmoid gate per element of attention's output
     zero_centred_norms: bool  # checkpoints hold the difference of a norm's factors from 1
+    branch_norms: bool = False  # what attention and MLP make is normalised before it is added
+    branch_scale: float = 1.0  # and multiplied
+    local_rope: RopeConfig | None = None  # of layers with a window; None: that of all layers
+    logits_divisor: float = 1.0
+    logits_softcap: float = 0.0  # of logits after that; 0 = none
     layer_types: tuple[str, ...]  # the four kinds above
     rotary_dim: int  # leading elements of each head that are rotated
     tie_word_embeddings: bool
@@ -77,6 +87,10 @@ class ModelConfig:
             return 0
         assert self.sliding_window is not None
         return self.sliding_window
+
+    def embedding_scale(self, dtype: torch.dtype) -> float:
+        """Return the factor of embeddings in a model that computes in `dtype`."""
+        return 1.0
 
     @property
     def draft_layer_type(self) -> str:
@@ -138,9 +152,11 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def lookup(name: str, known: Mapping[str, T], param: str = "architecture") -> T:
-    """known[name]. Raises InvalidRequest, naming what is known, without it."""
+    """known[name]. Raises InvalidRequest, naming what is known, or some of it, without it."""
     if name not in known:
-        raise InvalidRequest(f"unknown {param} '{name}'; known: {', '.join(known)}", param=param)
+        names, more = list(known)[:_MOST_LISTED], len(known) - _MOST_LISTED
+        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        raise InvalidRequest(f"unknown {param} '{name}'; known: {listed}", param=param)
     return known[name]
 
 
@@ -208,6 +224,14 @@ def read_num_experts(raw: Fields, key: str) -> int:
     return experts
 
 
+def read_dense_layers(raw: Fields) -> frozenset[int]:
+    """The layers of Qwen's sparse models that have no experts."""
+    layers = raw.size("num_hidden_layers", MAX_LAYERS)
+    step = raw.size("decoder_sparse_step", MAX_LAYERS, default=1)
+    skipped = (i for i in range(layers) if (i + 1) % step)
+    return frozenset((*raw.sizes("mlp_only_layers", layers), *skipped))
+
+
 def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
     """The kinds of attention of a decoder's layers; what is `usual` where the file does not say."""
     types = raw.texts("layer_types") or tuple(usual)
@@ -219,6 +243,13 @@ def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
             f"config.json: {len(types)} layer_types for {len(usual)} layers", param="model"
         )
     return types
+
+
+def read_window(raw: Fields, layer_types: Sequence[str]) -> int | None:
+    """Return the window of layers of a decoder; None where none of them has one."""
+    if SLIDING_ATTENTION not in layer_types:
+        return None
+    return raw.size("sliding_window", MAX_POSITION)
 
 
 def read_dtype(raw: Fields) -> str:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NoReturn
+
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import GROUP_MULTIPLE
 
-from surestep_worker.checkpoint.gguf import Gguf
+from surestep_worker.checkpoint.formats import (
+    Awq,
+    Format,
+    Fp8,
+    Gguf,
+    Gptq,
+    Int8,
+    Mixed,
+    Mxfp4Blocks,
+    Mxfp4Packed,
+    Nvfp4,
+    PackedIntegers,
+    Quantization,
+    targeted,
+)
 from surestep_worker.checkpoint.json_fields import Fields
-from surestep_worker.checkpoint.mxfp4 import Mxfp4
-from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization
 
 _MAX_BLOCK = 1 << 20  # rows or columns that share a scale
+_PACKED_BITS = 2, 4, 8  # of numbers that do not stand in two words
+_FP4_GROUP = 16
 
 
 def read_quantization(raw: Fields) -> Quantization | None:
@@ -22,23 +41,26 @@ def read_quantization(raw: Fields) -> Quantization | None:
     if not config:
         return None
     method = config.text("quant_method", "unknown")
-    if method not in _READERS:
+    reader = _READERS.get(method.split("/")[-1])  # also intel/auto-round
+    if reader is None:
         served = ", ".join(_READERS)
         message = f"quantized weights ({method}) are not supported; supported: {served}"
         raise InvalidRequest(message, param="model")
-    return _READERS[method](config)
+    return reader(config)
 
 
 def _read_fp8(config: Fields) -> Quantization:
-    _require("fp8", "activation_scheme", config.text("activation_scheme", "dynamic"), "dynamic")
+    """With a scale of each block, or, without blocks, of each row or of the whole weight."""
     _require("fp8", "fmt", config.text("fmt", "e4m3"), "e4m3")
+    plain = config.texts("modules_to_not_convert")
     match config.sizes("weight_block_size", _MAX_BLOCK):
+        case ():
+            return Fp8(plain, None, "weight_scale")
         case (rows, columns) if rows and columns:
-            return Fp8(config.texts("modules_to_not_convert"), (rows, columns))
+            return Fp8(plain, (rows, columns))
         case other:
-            shown = list(other) or None
-            message = f"fp8 with weight_block_size {shown} is not supported; it takes two numbers"
-            raise InvalidRequest(message, param="model")
+            message = f"fp8 with weight_block_size {list(other)} is not supported; it takes two"
+            raise InvalidRequest(f"{message} numbers", param="model")
 
 
 def _read_awq(config: Fields) -> Quantization:
@@ -49,15 +71,74 @@ def _read_awq(config: Fields) -> Quantization:
 
 
 def _read_gptq(config: Fields) -> Quantization:
-    """Without desc_act, which reorders inputs."""
-    _require("gptq", "bits", config.size("bits", _MAX_BLOCK, default=4), 4)
-    _require("gptq", "desc_act", config.flag("desc_act", default=False), False)
+    """With what modules have of their own in `dynamic`: patterns, "-:" before those left plain."""
     offsets = {"gptq": 1, "gptq_v2": 0}
     form = config.text("checkpoint_format", "gptq")
     if form not in offsets:
         _require("gptq", "checkpoint_format", form, " or ".join(offsets))
-    plain = config.texts("modules_to_not_convert")
-    return Gptq(plain, _read_group_size("gptq", config), offsets[form])
+    plain, offset = config.texts("modules_to_not_convert"), offsets[form]
+
+    def format_of(own: Fields) -> Gptq:
+        return Gptq(plain, _read_group_size("gptq", own), offset, _read_bits("gptq", own))
+
+    named = config.objects("dynamic").items()
+    own = {name: each for name, each in named if not name.startswith("-:")}
+    variants = {
+        f"re:{name.removeprefix('+:')}": format_of(own[name].or_else(config)) for name in own
+    }
+    return _mixed(format_of(config), variants)
+
+
+def _read_auto_round(config: Fields) -> Quantization:
+    """AutoRound, in the layouts of GPTQ and AWQ; modules may have bits of their own."""
+    method = "auto-round"
+    _require(method, "data_type", config.text("data_type", "int"), "int")
+    packing = config.text("packing_format", "auto_round:auto_gptq")
+    if "awq" in packing:
+        _require(method, "bits", config.size("bits", _MAX_BLOCK, default=4), 4)
+        return Awq((), _read_group_size(method, config))
+    if packing not in _ROUNDED_AS_GPTQ:
+        _require(method, "packing_format", packing, " or ".join([*_ROUNDED_AS_GPTQ, "..awq"]))
+    offset, has_index = _ROUNDED_AS_GPTQ[packing]
+
+    def format_of(own: Fields) -> Gptq:
+        bits, size = _read_bits(method, own), _read_group_size(method, own)
+        return Gptq((), size, offset, bits, has_index=has_index)
+
+    own = {
+        _pattern(name): each.or_else(config)
+        for name, each in config.objects("extra_config").items()
+        if each.size("bits", _MAX_BLOCK, default=4) <= max(_PACKED_BITS)  # others are plain
+    }
+    return _mixed(format_of(config), {name: format_of(each) for name, each in own.items()})
+
+
+# By packing_format: what is taken from zero points, and whether there is a g_idx.
+_ROUNDED_AS_GPTQ = {
+    "auto_round:auto_gptq": (1, False),
+    "auto_round:gptqmodel": (0, True),
+    "auto_round": (0, False),
+}
+
+
+def _pattern(name: str) -> str:
+    """Return a target for a name that may be a pattern itself."""
+    return name if re.fullmatch(r"[\w.]+", name) else f"re:{name}"
+
+
+def _mixed(usual: Gptq, own: Mapping[str, Gptq]) -> Quantization:
+    """Return the usual format, of which some modules have variants."""
+    if not own:
+        return usual
+    targets = [targeted((name,), variant) for name, variant in own.items()]
+    return Mixed(usual.not_converted, (*targets, targeted(("Linear",), usual)))
+
+
+def _read_bits(method: str, config: Fields) -> int:
+    bits = config.size("bits", _MAX_BLOCK, default=4)
+    if bits not in _PACKED_BITS:
+        _require(method, "bits", bits, ", ".join(map(str, _PACKED_BITS)))
+    return bits
 
 
 def _read_group_size(method: str, config: Fields) -> int:
@@ -70,30 +151,103 @@ def _read_group_size(method: str, config: Fields) -> int:
 
 
 def _read_compressed(config: Fields) -> Quantization:
-    """Read the forms that llm-compressor calls FP8_DYNAMIC and FP8_BLOCK.
+    """Read the formats of compressed-tensors, one for each group of modules.
 
     Which modules are plain is for the tensors to say: patterns among the names are passed over.
     """
-    method = "compressed-tensors"
-    _require(method, "format", config.text("format", "unknown"), "float-quantized")
-    groups = config.objects("config_groups")
-    _require(method, "number of config_groups", len(groups), 1)
-    (group,) = groups
-    weights, inputs = group.object("weights"), group.object("input_activations")
-    _require(method, "weights of type", weights.text("type", "int"), "float")
-    _require(method, "num_bits", weights.size("num_bits", _MAX_BLOCK, default=8), 8)
-    _require(method, "dynamic activations", inputs.flag("dynamic", default=True), True)
     plain = tuple(name for name in config.texts("ignore") if not name.startswith("re:"))
+    usual = config.text("format", "unknown")
+    groups = config.objects("config_groups").values()
+    if not groups:
+        _unserved(_CT, "config_groups", "{}")
+    sparsity = config.object("sparsity_config").text("format", "dense")
+    _require(_CT, "sparsity_config of format", sparsity, "dense")
+    if config.object("transform_config"):
+        _unserved(_CT, "transform_config", "given")
+    formats = [_read_group(group, group.text("format", usual)) for group in groups]
+    if len(formats) == 1:
+        return replace(formats[0], not_converted=plain)
+    named = [targeted(group.texts("targets"), f) for group, f in zip(groups, formats, strict=True)]
+    return Mixed(plain, tuple(named))
+
+
+def _read_group(group: Fields, form: str) -> Format:
+    """Read the format of a group of modules."""
+    if form not in _COMPRESSED:
+        _require(_CT, "format", form, ", ".join(_COMPRESSED))
+    return _COMPRESSED[form](group.object("weights"))
+
+
+def _compressed_floats(weights: Fields) -> Format:
+    """Read what llm-compressor calls FP8, FP8_DYNAMIC and FP8_BLOCK."""
+    _require(_CT, "weights of type", weights.text("type", "int"), "float")
+    _require(_CT, "num_bits", weights.size("num_bits", _MAX_BLOCK, default=8), 8)
     strategy = weights.text("strategy", "tensor")
-    if strategy == "channel":
-        return Fp8(plain, (1, _MAX_BLOCK), "weight_scale")
-    _require(method, "strategy", strategy, "block")
-    match weights.sizes("block_structure", _MAX_BLOCK):
-        case (rows, columns) if rows and columns:
-            return Fp8(plain, (rows, columns), "weight_scale")
-        case other:
-            message = f"{method} with block_structure {list(other)} is not supported"
-            raise InvalidRequest(message, param="model")
+    if strategy in ("tensor", "channel"):
+        return Fp8((), None, "weight_scale")
+    _require(_CT, "strategy", strategy, "block")
+    blocks = weights.sizes("block_structure", _MAX_BLOCK)
+    if len(blocks) != 2 or not all(blocks):
+        _unserved(_CT, "block_structure", list(blocks))
+    return Fp8((), (blocks[0], blocks[1]), "weight_scale")
+
+
+def _compressed_words(weights: Fields) -> Format:
+    """Read W4A16 and its kin."""
+    _require(_CT, "weights of type", weights.text("type", "int"), "int")
+    bits = weights.size("num_bits", _MAX_BLOCK, default=8)
+    if bits not in _PACKED_BITS:
+        _require(_CT, "num_bits", bits, ", ".join(map(str, _PACKED_BITS)))
+    strategy, size = weights.text("strategy", "group"), -1
+    if strategy == "group":
+        size = _read_group_size(_CT, weights)
+    elif strategy != "channel":
+        _unserved(_CT, "strategy", strategy)
+    symmetric = weights.flag("symmetric", default=True)
+    in_order = "actorder" not in weights or weights.text("actorder") != "group"
+    return PackedIntegers((), size, bits, symmetric, in_order)
+
+
+def _compressed_bytes(weights: Fields) -> Format:
+    """Read W8A8."""
+    _require(_CT, "weights of type", weights.text("type", "int"), "int")
+    _require(_CT, "num_bits", weights.size("num_bits", _MAX_BLOCK, default=8), 8)
+    strategy = weights.text("strategy", "channel")
+    if strategy not in ("tensor", "channel"):
+        _unserved(_CT, "strategy", strategy)
+    return Int8((), weights.flag("symmetric", default=True))
+
+
+def _compressed_fp4(weights: Fields) -> Format:
+    size = weights.size("group_size", _MAX_BLOCK, default=_FP4_GROUP)
+    _require(_CT, "group_size", size, _FP4_GROUP)
+    return Nvfp4(())
+
+
+_CT = "compressed-tensors"
+_COMPRESSED = {
+    "float-quantized": _compressed_floats,
+    "int-quantized": _compressed_bytes,
+    "mxfp4-pack-quantized": lambda weights: Mxfp4Packed(()),
+    "nvfp4-pack-quantized": _compressed_fp4,
+    "pack-quantized": _compressed_words,
+}
+
+
+def _read_modelopt(config: Fields) -> Quantization:
+    """Read NVIDIA's ModelOpt: NVFP4, FP8, or both in one checkpoint."""
+    algorithm = config.text("quant_algo", "unknown")
+    if algorithm not in _MODELOPT:
+        _require("modelopt", "quant_algo", algorithm, ", ".join(_MODELOPT))
+    size = config.size("group_size", _MAX_BLOCK, default=_FP4_GROUP)
+    if "NVFP4" in algorithm:
+        _require("modelopt", "group_size", size, _FP4_GROUP)
+    nvfp4 = Nvfp4((), "weight", "weight_scale_2", divides=False)
+    fp8 = Fp8((), None, "weight_scale")
+    return Mixed((), (targeted((), nvfp4), targeted((), fp8)))
+
+
+_MODELOPT = "NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MIXED_PRECISION"
 
 
 def _read_gguf(config: Fields) -> Quantization:
@@ -101,20 +255,29 @@ def _read_gguf(config: Fields) -> Quantization:
 
 
 def _read_mxfp4(config: Fields) -> Quantization:
-    return Mxfp4(config.texts("modules_to_not_convert"))
+    return Mxfp4Blocks(config.texts("modules_to_not_convert"))
 
 
 _READERS = {
+    "auto-round": _read_auto_round,
     "awq": _read_awq,
-    "compressed-tensors": _read_compressed,
+    _CT: _read_compressed,
+    "fbgemm_fp8": _read_fp8,
     "fp8": _read_fp8,
     "gguf": _read_gguf,
     "gptq": _read_gptq,
+    "modelopt": _read_modelopt,
     "mxfp4": _read_mxfp4,
 }
 
 
 def _require(method: str, key: str, given: object, served: object) -> None:
     if (given.lower() if isinstance(given, str) else given) != served:
-        message = f"{method} with {key} {given} is not supported; supported: {served}"
-        raise InvalidRequest(message, param="model")
+        _unserved(method, key, given, served)
+
+
+def _unserved(method: str, key: str, given: object, served: object = None) -> NoReturn:
+    message = f"{method} with {key} {given} is not supported"
+    raise InvalidRequest(
+        message if served is None else f"{message}; supported: {served}", param="model"
+    )

@@ -37,6 +37,24 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024): a divisor of each frequency, for short sequences and for long.
+
+    A sequence keeps one table for its life, so the served length chooses, as in vLLM: a server
+    whose sequences may exceed the original positions uses the long divisors for all of them.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float  # of cosines and sines
+
+    def divisors(self, num_positions: int) -> tuple[float, ...]:
+        """Return the divisors of a server with so many positions."""
+        return self.long if num_positions > self.original_max_position else self.short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Base frequency and its scaling; `linear_factor` 1 and None mean none."""
 
@@ -44,6 +62,7 @@ class RopeConfig:
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
     yarn: YarnScaling | None = None
+    longrope: LongRopeScaling | None = None
     divisors: tuple[float, ...] = ()  # of each frequency by itself; empty: 1
 
 
@@ -71,6 +90,32 @@ def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
         f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn",
         param="model",
     )
+
+
+def read_layer_ropes(raw: Fields, *, theta: float, local_theta: float) -> list[RopeConfig]:
+    """Return the ropes of layers without a window and of those with one, from `rope_parameters` of
+    each kind (transformers 5), or `rope_theta`, `rope_scaling`, `rope_local_base_freq` (before).
+
+    The thetas are usual ones. A scaling without a kind is of layers without a window.
+    """
+    by_kind = raw.object("rope_parameters")
+    if len(by_kind) and not ("full_attention" in by_kind or "sliding_attention" in by_kind):
+        raise InvalidRequest(
+            "config.json: rope_parameters must name full_attention and sliding_attention",
+            param="model",
+        )
+    whole = by_kind.object("full_attention") if len(by_kind) else raw.object("rope_scaling")
+    kinds = (
+        (whole, "rope_theta", theta),
+        (by_kind.object("sliding_attention"), "rope_local_base_freq", local_theta),
+    )
+    ropes = []
+    for scaling, key, usual in kinds:
+        of_file = raw.or_else({key: usual}).number(key, _MAX_THETA)
+        scaling = scaling.or_else({"rope_theta": of_file})
+        scaling.number("rope_theta", _MAX_THETA)  # raises for null
+        ropes.append(read_rope(raw, scaling))
+    return ropes
 
 
 def _llama3(scaling: Fields) -> Llama3Scaling:

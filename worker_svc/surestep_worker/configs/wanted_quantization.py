@@ -8,7 +8,13 @@ from __future__ import annotations
 from surestep_common.errors import InvalidRequest
 
 _ON = {"cpu": ("int8", "int4", "fp8"), "cuda": ("fp8",)}  # what weights are rounded to
-_OTHER_NAMES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's, of other kernels
+_OTHER_NAMES = {  # vLLM's, of other kernels and contents
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "auto_round": "auto-round",
+    "inc": "auto-round",
+    **dict.fromkeys(("modelopt_fp4", "modelopt_mixed"), "modelopt"),
+}
 
 
 def rounding_wanted(wanted: str | None, held: str | None, device: str) -> str | None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Drafts(NamedTuple):
     """Proposed continuations. Columns of `ids` from `counts` on are unused but hold valid ids."""
 
-    ids: torch.Tensor  # i64[R,K]
-    counts: torch.Tensor  # i64[R]
+    ids: torch.Tensor  # [R,K] i32 or i64
+    counts: torch.Tensor  # [R] i32 or i64
     non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by non-finite logits
     looked_up: torch.Tensor | None = None  # i32[R] of `counts`; None: nothing was looked up
 
@@ -85,8 +85,9 @@ class DraftSteps(Protocol):
         ...
 
     def look_up(self, slots: torch.Tensor, room: torch.Tensor) -> Drafts:
-        """Return what followed last time in slots i64[R], at most `room` i64[R]; ids and counts are
-        i32. Only of a drafter that looks up."""
+        """Return what followed last time in slots [R], at most `room` [R]. All columns are i32.
+
+        Only of a drafter that looks up."""
         ...
 
     def draft(

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from surestep_common.errors import InvalidRequest
 
 from .detect import filled_in
 from .registry import ALIASES, DRAFTERS, HEADS_APART
+
+_MISSING = {
+    "method": "one of {}, or a draft model as `model`, whose config.json says it".format(
+        ", ".join(DRAFTERS.names())
+    ),
+    "num_speculative_tokens": "the most tokens that are drafted in a step, such as 4",
+}
 
 
 def _known_method(name: str) -> str:
@@ -24,8 +32,8 @@ class SpeculativeConfig(BaseModel):
     """Settings of drafting.
 
     `prompt_lookup_*` belong to the method `ngram`, and to a head that is to draft only where
-    nothing is found; `model` and what follows to `eagle3`, the temperature to all that draft with
-    a head.
+    nothing is found; `model` to `eagle3` and `draft_model`, the layers to `eagle3`, the temperature
+    to all that draft with a head or a model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,7 +43,7 @@ class SpeculativeConfig(BaseModel):
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)  # longest n-gram looked up, tokens
     prompt_lookup_min: int = Field(default=2, ge=1)  # shortest that counts as a match, tokens
 
-    model: str | None = Field(default=None, min_length=1)  # folder of the draft head
+    model: str | None = Field(default=None, min_length=1)  # folder of what drafts
     # After how many of the model's layers the head reads its hidden states; none = as it says.
     eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = None
 
@@ -53,6 +61,8 @@ class SpeculativeConfig(BaseModel):
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
         if self.method in HEADS_APART and self.model is None:
             raise ValueError(f"method {self.method} needs the draft model's folder as model")
+        if self.method != "eagle3" and self.eagle_aux_hidden_state_layer_ids is not None:
+            raise ValueError("eagle_aux_hidden_state_layer_ids belong to the method eagle3")
         return self
 
     @property
@@ -66,13 +76,18 @@ class SpeculativeConfig(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            problems = "; ".join(_describe(item["loc"], item["msg"]) for item in error.errors())
+            found = error.errors()
+            known = f" (known keys: {', '.join(cls.model_fields)})"
             raise InvalidRequest(
-                f"speculative config: {problems} (known keys: {', '.join(cls.model_fields)})",
+                f"speculative config: {'; '.join(map(_describe, found))}"
+                f"{known if any(item['type'] == 'extra_forbidden' for item in found) else ''}",
                 param="speculative_config",
             ) from error
 
 
-def _describe(loc: tuple[int | str, ...], message: str) -> str:
-    where = ".".join(str(part) for part in loc)
+def _describe(details: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in details["loc"])
+    if details["type"] == "missing":
+        return f"{where} is missing: {_MISSING[where]}"
+    message = details["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message

@@ -5,6 +5,9 @@ of all positions lies in the KV pages, so positions that were never drafted from
 with at any time. Rows of drafts themselves are written too, from the head's own output, and
 overwritten when the next step catches up with what was accepted.
 
+A head that reads no hidden states is a model of its own: its row for position i takes token i. Rows
+that draft read the newest token besides what they catch up with, and again in the next step.
+
 All given rows catch up and draft: what a row may not do is padding. Penalties, biases and bad words
 of a request do not shape its drafts.
 
@@ -81,6 +84,8 @@ class HeadSteps:
         self._drafter, self._context, self._ops = drafter, context, ops
         # What the head reads and writes is in group 0 of the KV cache, see KVLayout.
         self._state = state._replace(block_tables=state.block_tables[:1])
+        self._ahead = int(drafter.head.reads_hidden)  # from a row's position to the token it takes
+        self._newest = 1 - self._ahead  # tokens that rows read besides, when they draft
         dtype, width = context.caches.kv.spec.dtype, drafter.head.width
         # Ranks that draft together run the same passes, whatever they find.
         self._may_stop = context.reads_freely and context.tp.size == 1
@@ -95,6 +100,7 @@ class HeadSteps:
         draw: DrawParams[HostColumn],
     ) -> HeadInputs[HostColumn]:
         """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
+        room = room + self._newest * (max_drafts > 0)
         factors = np.ones(len(slot), dtype=np.float32)
         null_slot = len(self._state.known) - 1
         drafts = np.flatnonzero((max_drafts > 0) & (slot < null_slot))
@@ -108,13 +114,23 @@ class HeadSteps:
     ) -> Drafts:
         slots, max_drafts, found = rows.slot.long(), rows.max_drafts, None
         if self._drafter.lookup is not None:
-            found = self.look_up(slots, rows.max_looked_up.long())
+            found = self.look_up(rows.slot, rows.max_looked_up)
             max_drafts = max_drafts.masked_fill(found.counts > 0, 0)
-        if shape.max_catch_up:
-            self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
-        ids = torch.zeros(
-            len(slots), self._context.max_draft_tokens, dtype=torch.int32, device=slots.device
-        )
+        longest = shape.max_catch_up + self._newest * (shape.num_drafts > 0)
+        if longest:
+            catch_up = rows.catch_up + self._newest * (max_drafts > 0).int()
+            self._catch_up(slots, catch_up, sent, longest, error)
+        drafts = self._propose(slots, max_drafts, sent, shape, error)
+        if found is None:
+            return drafts
+        ids, counts = drafts.ids + found.ids, drafts.counts + found.counts
+        return Drafts(ids, counts, drafts.non_finite, found.counts)
+
+    def _propose(
+        self, slots: Tensor, max_drafts: Tensor, sent: HeadInputs, shape: DraftShape, error: Tensor
+    ) -> Drafts:
+        """Draft after what is caught up with, one token after the other."""
+        ids = self._no_ids(slots)
         counts, non_finite = torch.zeros_like(max_drafts), torch.zeros_like(max_drafts)
         hidden, known = self._seed[slots], self._state.known[slots]
         going = torch.ones_like(max_drafts)
@@ -122,17 +138,21 @@ class HeadSteps:
             going = going * (max_drafts > step)
             if self._may_stop and not going.any():
                 break
-            chosen, status = self._choose(hidden, known + step, sent, shape)
+            row = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
+            chosen, status = self._choose(hidden, row, known + step, sent, shape)
             non_finite |= going * (status == RowStatus.NON_FINITE)
             going = going * (status == RowStatus.OK)
             ids[:, step] = chosen * going
             counts += going
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
-                hidden = self._next(slots, known + step - 1, going, hidden, error)
-        if found is None:
-            return Drafts(ids, counts, non_finite)
-        return Drafts(ids + found.ids, counts + found.counts, non_finite, found.counts)
+                hidden = self._next(slots, known + step - self._ahead, going, hidden, error)
+        return Drafts(ids, counts, non_finite)
+
+    def _no_ids(self, slots: Tensor) -> Tensor:
+        """Return zeros i32[R, K]."""
+        most = self._context.max_draft_tokens
+        return torch.zeros(len(slots), most, dtype=torch.int32, device=slots.device)
 
     def look_up(self, slots: Tensor, room: Tensor) -> Drafts:
         assert self._drafter.lookup is not None
@@ -148,7 +168,7 @@ class HeadSteps:
     ) -> None:
         state, kept = self._state, self._context.caches.kv.hidden
         upto = state.drafter_len[slots]
-        valid = torch.minimum(catch_up, state.committed[slots] - upto)
+        valid = torch.minimum(catch_up, state.committed[slots] + self._newest - upto)
         runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
         tokens = self._gather(runs, error)
         out = self._head(runs, tokens, kept[tokens.kv_slots[0]], max_tokens)
@@ -157,14 +177,13 @@ class HeadSteps:
         self._seed[slots] = torch.where(moved, out[last], self._seed[slots])
 
     def _choose(
-        self, hidden: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
+        self, hidden: Tensor, row: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
     ) -> tuple[Tensor, Tensor]:
-        """Ids and status i32[R]; rank 0 chooses for all."""
+        """Ids and status i32[N], of drafts of rows i32[N]; rank 0 chooses for all."""
         head = self._drafter.head
-        logits = head.logits(hidden) / sent.factors.unsqueeze(1)
+        logits = head.logits(hidden) / sent.factors[row.long()].unsqueeze(1)
         if shape.random and head.token_ids is not None:  # noise belongs to the model's ids
             logits = self._spread(logits, head.token_ids)
-        row = torch.arange(len(length), dtype=torch.int32, device=length.device)
         ids, status = self._ops.choose(
             logits, row, length, sent.draw, random=shape.random, truncated=shape.truncated
         )
@@ -191,19 +210,19 @@ class HeadSteps:
         hidden: Tensor,
         error: Tensor,
     ) -> Tensor:
-        """Return the head's output [R, H] at positions [R], each followed by a draft."""
+        """Return the head's output [R, H] at positions [R] for which the newest draft is taken."""
         row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
         runs = TokenRuns(row[:-1], row, slots, position, wanted)
         return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
 
     def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
-        """Return positions, each with the token that follows it."""
+        """Return positions, each with the token that the head takes there."""
         kv = self._context.caches.kv
         return self._ops.gather_tokens(
             runs,
             self._state,
             error,
-            shift=1,
+            shift=self._ahead,
             block_size=kv.spec.block_size,
             num_blocks=kv.num_blocks,
         )

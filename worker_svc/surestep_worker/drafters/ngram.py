@@ -65,7 +65,7 @@ class RecentAnswers:
         return self._lines[group]
 
     def of(self, slots: torch.Tensor, min_n: int) -> RecentTexts | None:
-        """Return what rows in slots i64[R] may look into for `min_n` tokens; None for nothing."""
+        """Return what rows in slots [R] may look into for `min_n` tokens; None for nothing."""
         lines = [self._lines.get(group, -1) for group in self._group[slots.numpy()].tolist()]
         if max(lines, default=-1) < 0:
             return None
@@ -122,8 +122,8 @@ class NgramDrafter:
         return Drafts(ids, counts)
 
     def look_up(self, state: SlotState, slots: torch.Tensor, room: torch.Tensor) -> Drafts:
-        """Return what followed last time in slots i64[R], at most `room` i64[R]; ids and counts are
-        i32. Rows for which nothing is found have no drafts."""
-        drafts = self.propose(state.tokens, slots, state.known[slots].long(), room)
-        counts = drafts.counts.int()
-        return Drafts(drafts.ids.int(), counts, looked_up=counts)
+        """Return what followed last time in slots [R], at most `room` [R]. All columns are i32.
+
+        Rows for which nothing is found have no drafts."""
+        drafts = self.propose(state.tokens, slots, state.known[slots], room)
+        return drafts._replace(looked_up=drafts.counts)

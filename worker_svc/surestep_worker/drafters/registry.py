@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
 HEADS_INSIDE = frozenset({"mtp"})  # methods that use a head in the model's checkpoint
-HEADS_APART = frozenset({"eagle3"})  # and one in a folder of its own
+HEADS_APART = frozenset({"eagle3", "dflash", "draft_model"})  # and one in a folder of its own
 
 # vLLM's names for a method.
 ALIASES = {
@@ -48,10 +48,15 @@ def _lookup(config: SpeculativeConfig, context: DraftContext) -> NgramDrafter:
 
 @DRAFTERS.register("mtp")
 @DRAFTERS.register("eagle3")
+@DRAFTERS.register("dflash")
+@DRAFTERS.register("draft_model")
 def _head(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
+    from .block import BlockDrafter
     from .head import HeadDrafter
     from .temperature import DraftTemperature
 
     temperature = DraftTemperature(context.num_slots, config.draft_temperature)
     lookup = _lookup(config, context) if context.recent is not None else None
-    return HeadDrafter(context, temperature, lookup)
+    head = context.model.draft_head
+    at_once = head is not None and head.block is not None
+    return (BlockDrafter if at_once else HeadDrafter)(context, temperature, lookup)

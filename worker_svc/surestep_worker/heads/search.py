@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub.constants import HF_HUB_CACHE
-from surestep_common.errors import InvalidRequest
-from surestep_common.model_files import name_of, read_object
+from surestep_common.model_files import name_of, object_or_empty, verifier_named_in
 
 from .built_in import own_heads
 
@@ -43,7 +41,7 @@ def _names(model: Path) -> Iterator[str]:
     """Yield what a model's folder is called: on the hub or on disk, and by config.json."""
     folder = model.resolve()
     yield name_of(folder)
-    name = _config(folder).get("_name_or_path")
+    name = object_or_empty(folder / "config.json").get("_name_or_path")
     if isinstance(name, str) and name:
         yield name
 
@@ -76,14 +74,12 @@ def _age(folder: Path) -> float:
 
 def _models_of(head: Path) -> Iterator[str]:
     """Yield the models that a folder says its weights draft for; none if it is no draft head."""
-    config = _config(head)
-    about = config.get("speculators_config")
-    verifier = about.get("verifier") if isinstance(about, dict) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    if isinstance(name, str):
+    config = object_or_empty(head / "config.json")
+    if (name := verifier_named_in(config)) is not None:
         yield name
     kinds = config.get("architectures")
-    if isinstance(kinds, list) and any("eagle3" in str(kind).lower() for kind in kinds):
+    named = str(kinds).lower() if isinstance(kinds, list) else ""
+    if any(kind in named for kind in ("eagle3", "dflash")):
         yield from _card_names(head)
 
 
@@ -96,10 +92,3 @@ def _card_names(head: Path) -> Iterator[str]:
         return
     bases = about.get("base_model") if isinstance(about, dict) else None
     yield from (str(base) for base in (bases if isinstance(bases, list) else [bases]) if base)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        return read_object(folder / "config.json")
-    except InvalidRequest:  # loading it says why
-        return {}

@@ -39,8 +39,9 @@ def attention_table(
     if config.attention_sinks:
         table[f"{to}sinks"] = shard.vector(f"{at}sinks", shard.part(config.num_heads))
     if config.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            table[f"{to}{name}"] = shard.whole(f"{at}{name}.weight", dim)
+        for name, part in (("q_norm", heads), ("k_norm", kv)):
+            size = part.size if config.joint_qk_norm else dim
+            table[f"{to}{name}"] = shard.whole(f"{at}{name}.weight", size)
     return table
 
 
@@ -74,7 +75,8 @@ class Attention:
 
         self._ops = kernels
         self._cache_layer = cache_layer
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale or config.head_dim**-0.5
+        self._softcap = config.attention_softcap
         self._gated = config.attention_gate
         self._projection = HeadProjection(
             packed=take_linear(context.weights, f"{to}qkv", kernels),
@@ -95,8 +97,8 @@ class Attention:
     def with_mlp(
         self, mlp: GatedMlp, post_norm: Tensor, context: LayerContext[ModelConfig]
     ) -> DenseLayer | None:
-        """Return the layer that this rank could run as one op; None: it has gates."""
-        if self._gated:
+        """Return the layer that this rank could run as one op; None: it has gates or a soft cap."""
+        if self._gated or self._softcap:
             return None
         return DenseLayer(
             self._projection,
@@ -115,12 +117,23 @@ class Attention:
         cache, tokens = caches.kv.layer(self._cache_layer, batch.layer_tokens)
         return tokens, cache
 
+    def store(self, x: Tensor, batch: StepBatch, caches: Caches) -> None:
+        """Store the keys and values of x [T, H]."""
+        cache, pages = caches.kv.layer(self._cache_layer, batch.groups)
+        self._ops.project_heads(x, self._projection, batch.positions, cache, pages.kv_slots)
+
     def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
         ops, cache, pages = self._ops, *caches.kv.layer(self._cache_layer, batch.groups)
         q, gate = ops.project_heads(x, self._projection, batch.positions, cache, pages.kv_slots)
         out = ops.paged_attention(
-            q, cache, pages.rows, self._scale, window=self._window, sinks=self._sinks
+            q,
+            cache,
+            pages.rows,
+            self._scale,
+            window=self._window,
+            sinks=self._sinks,
+            softcap=self._softcap,
         ).flatten(1)
         if self._gated:
             ops.mul_sigmoid(out, gate.flatten(1))
@@ -129,4 +142,6 @@ class Attention:
 
 def sliding_attention(to: str, context: LayerContext[ModelConfig], cache_layer: int) -> Attention:
     """Make a layer whose tokens see the model's sliding window."""
+    if context.local_rotary is not None:
+        context = context._replace(rotary=context.local_rotary)
     return Attention(to, context, cache_layer, window=context.config.window_of(SLIDING_ATTENTION))

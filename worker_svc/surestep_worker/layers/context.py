@@ -28,6 +28,7 @@ class LayerContext(NamedTuple, Generic[C_co]):
     shard: Sharding
     kernels: KernelSet
     rotary: Tensor  # f32[P, D'], see rotary_table
+    local_rotary: Tensor | None = None  # of layers with a window; None: `rotary`
 
 
 class GroupPages(NamedTuple):

@@ -21,13 +21,14 @@ from surestep_worker.configs.model_config import (
 
 from .attention import Attention, sliding_attention
 from .context import LayerContext, StepBatch
-from .decoder_layer import DecoderLayer, LayerStack, Mixer
+from .decoder_layer import BranchLayer, DecoderLayer, LayerStack, Mixer
 from .draft_head import PREFIX, DraftHead, MtpHead
 from .embedding import Vocabulary
 from .family import MakeFeedForward
 from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .residual import Residual, output_bound, take_norm
+from .rotary import unrotated
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
 MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
@@ -41,14 +42,18 @@ MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
 class Decoder:
     """The part of a decoder that one rank holds. Call under torch.inference_mode."""
 
+    capturable = True
+
     def __init__(self, context: LayerContext[Any], feed_forward: MakeFeedForward[Any]) -> None:
         """Take every parameter of the model's table from the context's weights."""
         config: ModelConfig = context.config
         self.config = config
         self._tp, self._kernels = context.shard.tp, context.kernels
         self.vocabulary = Vocabulary(context)
+        around = context, context._replace(rotary=unrotated(context.rotary))
+        which = [around[i in config.unrotated_layers] for i in range(config.num_layers)]
         layers = [
-            _layer(f"{i}.", context, kind, feed_forward, cache_layer=_cache_layer(config, i))
+            _layer(f"{i}.", which[i], kind, feed_forward, cache_layer=_cache_layer(config, i))
             for i, kind in enumerate(config.layer_types)
         ]
         norm = take_norm(context, "norm")
@@ -57,12 +62,17 @@ class Decoder:
         self.has_head = self.vocabulary.has_head
         self._windows = [config.window_of(kind) for kind in config.layer_types if kind in PAGED]
         self.draft_head: DraftHead | None = None
+        self._inner_draft_layers = 0
         if PREFIX + "norm" in context.weights:
             at, kind = len(self._windows), config.draft_layer_type
             layer = _layer(PREFIX, context, kind, feed_forward, cache_layer=at)
             self.draft_head = MtpHead(context, layer, self.vocabulary)
             self._windows.append(config.window_of(kind))
+            self._inner_draft_layers = 1
         self.weight_bytes = context.weights.nbytes
+
+    def rehearse(self) -> None:
+        """Do nothing: every op is tested to give a row the same in any company."""
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """Return what this rank's KV cache must hold, in blocks of `block_size` tokens."""
@@ -73,9 +83,10 @@ class Decoder:
             head_dim=config.head_dim,
             block_size=block_size,
             dtype=self.vocabulary.dtype,
-            kept_hidden=head.width if head is not None else 0,
+            kept_hidden=head.width if head is not None and head.reads_hidden else 0,
             draft_layers=head.kv_layers if head is not None else (),
             latents=config.latent_widths(len(self._windows)),
+            inner_draft_layers=self._inner_draft_layers,
         )
 
     def recurrent_spec(self) -> RecurrentSpec | None:
@@ -120,5 +131,8 @@ def _layer(
     *,
     cache_layer: int,
 ) -> DecoderLayer:
+    config: ModelConfig = context.config
+    changed = config.branch_norms or config.branch_scale != 1.0
+    make = BranchLayer if changed else DecoderLayer
     mixer = MIXERS[kind](f"{to}mixer.", context, cache_layer)
-    return DecoderLayer(to, context, mixer, feed_forward(f"{to}mlp.", context))
+    return make(to, context, mixer, feed_forward(f"{to}mlp.", context))

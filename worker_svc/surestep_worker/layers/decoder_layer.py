@@ -1,4 +1,4 @@
-"""Pre-norm decoder layers around any mixer and feed-forward block, and stacks of them."""
+"""Decoder layers around any mixer and feed-forward block, and stacks of them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,56 @@ class DecoderLayer:
         assert isinstance(self._mixer, Attention)
         return self._mixer.pages(batch, caches)
 
+    def store(self, x: Tensor, batch: StepBatch, caches: Caches) -> None:
+        """Store the keys and values of x [T, H] in the cache of a layer of attention."""
+        assert isinstance(self._mixer, Attention)
+        self._mixer.store(x, batch, caches)
+
     def __call__(
         self, x: Tensor, residual: Residual, next_norm: Tensor, batch: StepBatch, caches: Caches
     ) -> Tensor:
         """[T, H] -> [T, H], both normalised, the latter with the weight that follows the layer."""
         x = residual.add(self._mixer(x, batch, caches), self._post_norm)
         return residual.add(self._mlp(x), next_norm)
+
+
+class BranchLayer(DecoderLayer):
+    """Residual layer on one rank whose branches are normalised or scaled at their ends.
+
+    Gemma 2 has norms before and behind attention and MLP, OLMo 2 only behind them, and Granite
+    multiplies what they make.
+    """
+
+    def __init__(
+        self, to: str, context: LayerContext[ModelConfig], mixer: Mixer, mlp: FeedForward
+    ) -> None:
+        super().__init__(to, context, mixer, mlp)
+        self._end_mixer = _end_of(f"{to}after_mixer", context)
+        self._end_mlp = _end_of(f"{to}after_mlp", context)
+
+    def _as_one_op(self, context: LayerContext[ModelConfig]) -> DenseLayer | None:
+        """Return None: no kernel has these layers as a whole."""
+        return None
+
+    def __call__(
+        self, x: Tensor, residual: Residual, next_norm: Tensor, batch: StepBatch, caches: Caches
+    ) -> Tensor:
+        """[T, H] -> [T, H], both as the blocks read them: see DecoderLayer."""
+
+        def add(share: Share, end: Callable[[Tensor], Tensor], norm: Tensor) -> Tensor:
+            return residual.add_total(end(residual.total(share)), norm)
+
+        x = add(self._mixer(x, batch, caches), self._end_mixer, self._post_norm)
+        return add(self._mlp(x), self._end_mlp, next_norm)
+
+
+def _end_of(name: str, context: LayerContext[ModelConfig]) -> Callable[[Tensor], Tensor]:
+    """Return what the sum of a branch goes through: its norm, or the model's factor."""
+    kernels, config = context.kernels, context.config
+    if config.branch_norms:
+        norm = take_norm(context, name)
+        return lambda x: kernels.rms_norm(x, norm, config.rms_norm_eps)
+    return lambda x: x.mul_(config.branch_scale)
 
 
 class LayerStack:

@@ -8,21 +8,38 @@ the model's, where the checkpoint has none for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
-from surestep_worker.cache.kv_cache import KVHeads
-from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.cache.kv_cache import KVHeads, LatentWidths
+from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 
+from .attention import Attention
 from .context import LayerContext, StepBatch
 from .decoder_layer import DecoderLayer, LayerStack
 from .embedding import Embedding, OutputHead, Vocabulary
 from .linear import take_linear
+from .mlp import GatedMlp
 from .residual import Residual, take_norm
+
+
+class BlockPass(NamedTuple):
+    """Pass that drafts all tokens of a window.
+
+    Its rows begin with the newest token, if it is `anchored`, and go on with mask tokens. The KV
+    groups of its batch are two: each row sees its whole block in the first, and none behind itself
+    in the second.
+    """
+
+    mask_id: int  # token in the place of those that are to be drafted
+    run: Callable[[StepBatch, Caches], Tensor]  # returns the outputs [T, width]
+    # The row of a draft is its mask token's; else that of the token before, from the newest
+    # committed position on, which is caught up with.
+    anchored: bool
 
 
 class DraftHead(Protocol):
@@ -30,15 +47,19 @@ class DraftHead(Protocol):
 
     Its row for position i is computed from what was kept of the model at i and from token i + 1,
     and has the keys and values of position i in its layers of the cache. For every further draft
-    it is used again, on its own output in place of what was kept.
+    it is used again, on its own output in place of what was kept, or all are made by its `block`. A
+    head that reads no hidden states computes row i from token i alone.
     """
 
+    reads_hidden: bool
+    capturable: bool  # CUDA graphs can hold its passes
     # After how many of the model's layers the residual stream is captured, ascending.
     captured_layers: tuple[int, ...]
     other_layers: tuple[int, ...] | None  # if its description can be read in another way
-    width: int  # of what is kept of each position, and of the head's output
-    kv_layers: tuple[KVHeads, ...]  # that it needs behind the model's
+    width: int  # of what is kept of each position if it reads that, and of the head's output
+    kv_layers: tuple[KVHeads | LatentWidths, ...]  # that it needs behind the model's
     token_ids: Tensor | None  # i64[D] of the model, for each id of the head's own; None: the same
+    block: BlockPass | None  # None: it drafts one token after the other
 
     def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
         """Return what is kept [T, width] of T tokens of the model.
@@ -64,10 +85,12 @@ PREFIX = "mtp."  # of its parameters
 class MtpHead:
     """The head on one rank, see DraftHead; its layer of the cache is the last of the model's."""
 
+    reads_hidden, capturable = True, True
     captured_layers: tuple[int, ...] = ()
     other_layers: tuple[int, ...] | None = None
-    kv_layers: tuple[KVHeads, ...] = ()
+    kv_layers: tuple[KVHeads | LatentWidths, ...] = ()
     token_ids: Tensor | None = None
+    block: BlockPass | None = None
 
     def __init__(
         self, context: LayerContext[ModelConfig], layer: DecoderLayer, vocabulary: Vocabulary
@@ -109,3 +132,20 @@ class MtpHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits f32[N, V] of tokens as the model knows them."""
         return self._logits(hidden)
+
+
+def draft_layers(context: LayerContext[ModelConfig], first_cache_layer: int) -> list[DecoderLayer]:
+    """Make the layers of a head, which have the caches from `first_cache_layer` on."""
+    config, layers = context.config, list[DecoderLayer]()
+    for i, kind in enumerate(config.layer_types):
+        window = (config.sliding_window or 0) if kind == SLIDING_ATTENTION else 0
+        mixer = Attention(f"{i}.mixer.", context, first_cache_layer + i, window=window)
+        layers.append(DecoderLayer(f"{i}.", context, mixer, GatedMlp(f"{i}.mlp.", context)))
+    return layers
+
+
+def draft_cache(context: LayerContext[ModelConfig]) -> tuple[KVHeads | LatentWidths, ...]:
+    """Return what the layers of a head keep of a token on this rank."""
+    config = context.config
+    heads = max(1, config.num_kv_heads // context.shard.tp.size)
+    return (KVHeads(heads, config.head_dim),) * config.num_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Table
@@ -44,6 +44,11 @@ class MakeFeedForward(Protocol[C_contra]):
     def __call__(self, to: str, context: LayerContext[C_contra]) -> FeedForward: ...
 
 
+def tied_head(config: ModelConfig, shard: Sharding, *, draft_head: bool) -> tuple[str, ...]:
+    """Return regular expressions of what holds nothing of its own: a head that is the embedding."""
+    return (r"lm_head\.weight",) if config.tie_word_embeddings else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Generic[C]):
     """Architectures that share a configuration and a way to name tensors."""
@@ -51,8 +56,9 @@ class Family(Generic[C]):
     architectures: tuple[str, ...]
     parse: Callable[[ConfigFiles], C]  # raises InvalidRequest for what is not served
     parameter_table: ParameterTable[C]
-    ignored: Ignored[C]
+    ignored: Ignored[C] = tied_head
     feed_forward: MakeFeedForward[C] = GatedMlp
+    decoder: Callable[[LayerContext[C]], Any] | None = None  # None: the one decoder of all others
     # How the names of its tensors begin; {layers} stands for the number of layers before it.
     draft_head: str | None = None
 

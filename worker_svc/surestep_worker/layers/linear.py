@@ -110,7 +110,7 @@ class Sharding:
 
 def are_alike(modules: Iterable[str], names: Set[str]) -> bool:
     """Return whether a checkpoint keeps the weights of all modules in one form."""
-    parts = "weight", "weight_scale", "weight_scale_inv"
+    parts = "weight", "weight_scale", "weight_scale_inv", "weight_packed", "qweight"
     return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 
 

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer of a Llama-style decoder."""
+"""The gated feed-forward layers of Llama-style decoders."""
 
 from __future__ import annotations
 
@@ -24,14 +24,26 @@ def mlp_table(
     }
 
 
-class GatedMlp:
-    """down(silu(gate(x)) * up(x)), this rank's share of the sum."""
+class _Projections:
+    """Both projections of a gated layer on this rank."""
 
     def __init__(self, to: str, context: LayerContext[ModelConfig]) -> None:
         self._ops = context.kernels
         self.gate_up = take_linear(context.weights, f"{to}gate_up", context.kernels)
         self.down = take_linear(context.weights, f"{to}down", context.kernels)
 
+
+class GatedMlp(_Projections):
+    """down(silu(gate(x)) * up(x)), this rank's share of the sum."""
+
     def __call__(self, x: Tensor) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
         return Product(self._ops.linear_silu_and_mul(x, self.gate_up), self.down)
+
+
+class GeluMlp(_Projections):
+    """down(gelu(gate(x)) * up(x)), this rank's share of the sum; gelu is approximated by tanh."""
+
+    def __call__(self, x: Tensor) -> Product:
+        """[T, H] -> [T, H], to be summed over the ranks."""
+        return Product(self._ops.linear_gelu_and_mul(x, self.gate_up), self.down)

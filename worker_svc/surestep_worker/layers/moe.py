@@ -42,7 +42,7 @@ def experts_elsewhere(count: int, shard: Sharding) -> str:
     """Return a regular expression of the tensors of experts that other ranks hold."""
     mine = local_experts(count, shard)
     others = (str(expert) for expert in range(count) if expert not in mine)
-    return rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*"
+    return rf".*\.(mlp|block_sparse_moe)\.experts\.({'|'.join(others) or '(?!)'})\..*"
 
 
 def moe_table(
@@ -66,6 +66,8 @@ def moe_table(
             **mlp_table(f"{to}shared.", shared, width, moe.shared_expert_size, shard),
             **experts,
         }
+    if not moe.shared_expert_size:
+        return shard.columns(f"{to}router", router, width, bias=False, exact=True) | experts
     gate = [(f"{at}shared_expert_gate", ShardSlice(1, slice(0, 1)))]
     if are_alike([name for name, _ in (*router, *gate)], names):
         projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False, exact=True)
@@ -92,10 +94,10 @@ def _separate_experts(
     assert moe is not None
     part, table = _inner(moe, shard), dict[str, Parameter]()
     for expert in local_experts(moe.num_experts, shard):
-        name = f"{at}experts.{expert}."
-        gate_up = [(f"{name}gate_proj", part), (f"{name}up_proj", part)]
+        gate, up, down = (f"{at}experts.{expert}.{name}" for name in moe.projections)
+        gate_up = [(gate, part), (up, part)]
         table |= shard.columns(f"{to}{expert}.gate_up", gate_up, width, bias=False)
-        table |= shard.rows(f"{to}{expert}.down", f"{name}down_proj", width, part, bias=False)
+        table |= shard.rows(f"{to}{expert}.down", down, width, part, bias=False)
     return table
 
 
@@ -123,7 +125,7 @@ def _fused_experts(to: str, at: str, config: SparseConfig, shard: Sharding) -> d
 
 
 class SparseMoe:
-    """This rank's share of the routed and the shared experts."""
+    """This rank's share of the routed experts, and of the shared one if there is one."""
 
     def __init__(self, to: str, context: LayerContext[SparseConfig]) -> None:
         moe, weights, kernels = context.config.moe, context.weights, context.kernels
@@ -133,8 +135,10 @@ class SparseMoe:
         gate = take_linear(weights, f"{to}shared_gate", kernels) if apart else None
         choice = None if moe.sigmoid is None else _sigmoid_choice(to, weights, moe, moe.sigmoid)
         self._router = Router(scores, gate, moe.top_k, moe.normalize, choice)
-        self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
-        self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
+        self._shared_gate_up, self._shared_down = None, None
+        if moe.shared_expert_size:
+            self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
+            self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
         experts = local_experts(moe.num_experts, context.shard)
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]

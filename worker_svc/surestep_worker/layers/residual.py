@@ -14,6 +14,8 @@ from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.context import LayerContext
 
+NO_NORM = torch.empty(0)  # stands for the factors of a norm that a model does not have
+
 
 def output_bound(factors: Tensor) -> float:
     """Return what no element that a norm with these factors [H] puts out exceeds in magnitude.
@@ -24,8 +26,11 @@ def output_bound(factors: Tensor) -> float:
 
 
 def take_norm(context: LayerContext[ModelConfig], name: str) -> Tensor:
-    """Read the factors f32[H] of a norm, of which some checkpoints hold the difference from 1."""
+    """Read the factors f32[H] of a norm, of which some checkpoints hold the difference from 1;
+    NO_NORM if the model has none of this name."""
     weights = context.weights
+    if name not in weights:
+        return NO_NORM
     if context.config.zero_centred_norms:
         return weights.take(name, torch.float32, lambda difference: 1.0 + difference)
     return weights.take(name, torch.float32)
@@ -66,6 +71,8 @@ class Residual:
 
     def normed(self, weight: Tensor) -> Tensor:
         """Return the input of the first block."""
+        if weight is NO_NORM:
+            return self._hidden
         return self._ops.rms_norm(self._hidden, weight, self._eps)
 
     def add(self, share: Share, weight: Tensor) -> Tensor:
@@ -74,12 +81,23 @@ class Residual:
         Where there is nothing to wait for, a block's last op and the norm are one.
         """
         ops, hidden, eps = self._ops, self._hidden, self._eps
+        if isinstance(share, Product) and self._tp.size == 1:
+            return ops.linear_add_rms_norm(*share, hidden, weight, eps)
+        if isinstance(share, Mixed) and self._tp.size == 1:
+            return ops.mix_experts_add_rms_norm(*share, hidden, weight, eps)
+        return self.add_total(self.total(share), weight)
+
+    def total(self, share: Share) -> Tensor:
+        """Return the sum of all ranks' shares [T, H]."""
         if isinstance(share, Product):
-            if self._tp.size == 1:
-                return ops.linear_add_rms_norm(*share, hidden, weight, eps)
-            share = ops.linear(*share)
+            share = self._ops.linear(*share)
         elif isinstance(share, Mixed):
-            if self._tp.size == 1:
-                return ops.mix_experts_add_rms_norm(*share, hidden, weight, eps)
-            share = ops.mix_experts(*share)
-        return ops.add_rms_norm(self._tp.all_reduce(share), hidden, weight, eps)
+            share = self._ops.mix_experts(*share)
+        return self._tp.all_reduce(share)
+
+    def add_total(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Add x [T, H], which every rank has; returns what the next block reads."""
+        if weight is NO_NORM:
+            self._hidden += x
+            return self._hidden
+        return self._ops.add_rms_norm(x, self._hidden, weight, self._eps)

@@ -18,11 +18,22 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: st
         frequencies = _stretch(frequencies, rope.llama3)
     if rope.divisors:
         frequencies /= torch.tensor(rope.divisors)
+    if rope.longrope is not None:
+        frequencies /= torch.tensor(rope.longrope.divisors(num_positions))
     if rope.yarn is not None:
         frequencies *= _yarn_factors(rope.yarn, rope.theta, head_dim)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return (table if rope.yarn is None else table * rope.yarn.attention_factor).to(device)
+    scaling = rope.yarn or rope.longrope
+    return (table if scaling is None else table * scaling.attention_factor).to(device)
+
+
+def unrotated(table: Tensor) -> Tensor:
+    """Return a table f32[P, 2] as long as this one, which leaves queries and keys as they are.
+
+    It turns the first pair of a head by nothing, so that kernels need no other case.
+    """
+    return table.new_tensor([1.0, 0.0]).repeat(len(table), 1)
 
 
 def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.layers.draft_head import DraftHead
 
-from .draft_loader import DraftSource, load_eagle3
-from .eagle3.config import Eagle3Config
+from .draft_loader import HEAD_KINDS, LOADERS, DraftRank, DraftSource, Load, load_draft_model
 from .families import FAMILIES
 from .loader import LoadOptions, Model, attention_case, load_model
 from .source import ModelSource, check_alike, gather_fingerprints
 
 __all__ = [
     "FAMILIES",
+    "HEAD_KINDS",
+    "LOADERS",
     "DraftHead",
+    "DraftRank",
     "DraftSource",
-    "Eagle3Config",
+    "Load",
     "LoadOptions",
     "Model",
     "ModelConfig",
@@ -23,6 +25,6 @@ __all__ = [
     "attention_case",
     "check_alike",
     "gather_fingerprints",
-    "load_eagle3",
+    "load_draft_model",
     "load_model",
 ]

@@ -16,6 +16,7 @@ from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import LATENT_ATTENTION, ModelConfig, resolve_dtype
+from surestep_worker.configs.rope import RopeConfig
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
 from surestep_worker.layers.context import LayerContext, StepBatch
@@ -26,7 +27,6 @@ from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 
-from .families import FAMILIES
 from .source import ModelSource
 
 
@@ -42,6 +42,7 @@ class Model(Protocol):
     vocabulary: Vocabulary
     hidden_bound: float  # no element of a normed hidden state is greater
     has_head: bool  # it makes logits
+    capturable: bool  # CUDA graphs can hold its passes
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """Return the contents of this rank's KV cache."""
@@ -51,6 +52,9 @@ class Model(Protocol):
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
+
+    def rehearse(self) -> None:
+        """Raise InvalidRequest if a row's result depends on its company."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank, with a head only."""
@@ -99,7 +103,7 @@ def load_model(
         rounding=rounding,
         progress=progress,
     )
-    config, family = source.config, FAMILIES[source.config.architecture]
+    config, family = source.config, source.family
     config.check_length(options.max_model_len or config.max_position)
     config.check_ranks(tp.size, expert_parallel=options.expert_parallel)
     shard = Sharding(tp, options.expert_parallel)
@@ -108,9 +112,13 @@ def load_model(
         return _open_checkpoint(source, family, shard, options)
 
     with prepared(source.store, source.facts, kernels, options.device, open_checkpoint) as weights:
-        rotary = _rotary(config, options)
-        context = LayerContext(config, weights, shard, kernels, rotary)
-        return Decoder(context, family.feed_forward)
+        ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
+        rotary = [_rotary(rope, config, options) for rope in ropes]
+        context = LayerContext(config, weights, shard, kernels, *rotary)
+        if family.decoder is None:
+            return Decoder(context, family.feed_forward)
+        model: Model = family.decoder(context)
+        return model
 
 
 def attention_case(source: ModelSource, device: str, dtype: str, block_size: int) -> AttentionCase:
@@ -123,6 +131,7 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
         block_size=block_size,
         window=source.config.sliding_window is not None,
         sinks=source.config.attention_sinks,
+        softcap=source.config.attention_softcap > 0,
         latent=LATENT_ATTENTION in source.config.layer_types,
     )
 
@@ -149,12 +158,12 @@ def _open_checkpoint(
     return checkpoint
 
 
-def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
+def _rotary(rope: RopeConfig, config: ModelConfig, options: LoadOptions) -> Tensor:
     length, dim = options.max_model_len or config.max_position, config.rotary_dim
     _require_room(
         f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
     )
-    return rotary_table(config.rope, dim, length, options.device)
+    return rotary_table(rope, dim, length, options.device)
 
 
 def _require_room(what: str, nbytes: int, param: str) -> None:

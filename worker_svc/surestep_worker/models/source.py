@@ -21,10 +21,11 @@ from surestep_worker.checkpoint.model_folder import (
 )
 from surestep_worker.checkpoint.safetensors_header import Entry
 from surestep_worker.checkpoint.weight_store import WeightStore
-from surestep_worker.configs.model_config import ModelConfig, architecture_of, lookup
+from surestep_worker.checkpoint.weight_update import with_update
+from surestep_worker.configs.model_config import ModelConfig, architecture_of
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
-from .families import FAMILIES
+from .families import AUTO, family_of
 
 C = TypeVar("C")
 
@@ -42,11 +43,16 @@ class CheckpointSource(Generic[C]):
         parse: Callable[[ConfigFiles], C],
         store: WeightStore | None = None,
         replaced: Replacements = AS_IT_IS,
+        update: Path | None = None,
     ) -> None:
-        """Raises InvalidRequest for a folder without a checkpoint, and what `parse` raises."""
+        """Tensors in the safetensors file `update` come in place of the folder's.
+
+        Raises InvalidRequest for a folder without a checkpoint, and what `parse` raises.
+        """
         self.store = store or WeightStore.private()
         self.folder = folder
         self._replaced = replaced
+        self._update = update
         facts = self.store.facts
         if self.store.sealed:
             self._files = ConfigFiles(*(facts[name] for name in ConfigFiles._fields))
@@ -57,7 +63,7 @@ class CheckpointSource(Generic[C]):
         if self.store.sealed:
             self.fingerprint: str = facts["fingerprint"]
         else:
-            self.entries = read_entries(folder)
+            self.entries = with_update(read_entries(folder), update)
             self.fingerprint = fingerprint(self._files, self.entries)
             files = self._files.with_head_of(self.entries)
             if files is not self._files:
@@ -77,9 +83,17 @@ class ModelSource(CheckpointSource[ModelConfig]):
         folder: Path,
         store: WeightStore | None = None,
         replaced: Replacements = AS_IT_IS,
+        implementation: str = AUTO,
+        update: Path | None = None,
     ) -> None:
         """Raises InvalidRequest for a folder that holds no model that is served."""
-        super().__init__(folder, _parse_model, store, replaced)
+        self._implementation = implementation
+        super().__init__(folder, self._parse, store, replaced, update)
+
+    def _parse(self, files: ConfigFiles) -> ModelConfig:
+        self.family = family_of(architecture_of(files.config), self._implementation)
+        config: ModelConfig = self.family.parse(files)
+        return config
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -90,7 +104,7 @@ class ModelSource(CheckpointSource[ModelConfig]):
         """Presence of a head that drafts for the model, beside it."""
         if self.store.sealed:
             return bool(self.store.facts["has_own_head"])
-        begins = lookup(self.config.architecture, FAMILIES).head_begins(self.config)
+        begins = self.family.head_begins(self.config)
         return begins is not None and any(name.startswith(begins) for name in self.entries)
 
     @property
@@ -104,16 +118,15 @@ class ModelSource(CheckpointSource[ModelConfig]):
         return quant_method(self._files.config)
 
     def lies_in_folder(self) -> str:
-        """Fingerprint of what the folder holds now; empty when that is no checkpoint."""
+        """Fingerprint of what the folder holds now; empty when that is no checkpoint, or not all
+        that is to be loaded.
+        """
+        if self._update is not None:
+            return ""
         try:
             return fingerprint_of(self.folder, self._replaced)
         except InvalidRequest:
             return ""
-
-
-def _parse_model(files: ConfigFiles) -> ModelConfig:
-    config: ModelConfig = lookup(architecture_of(files.config), FAMILIES).parse(files)
-    return config
 
 
 def gather_fingerprints(mine: str, tp: TensorParallel) -> list[str]:
@@ -132,6 +145,6 @@ def check_alike(source: ModelSource, tp: TensorParallel) -> None:
     strangers = [rank for rank, other in enumerate(prints) if other != source.fingerprint]
     if not strangers:
         return
-    if source.store.sealed and source.lies_in_folder() in prints:
+    if source.store.sealed and source.lies_in_folder() in {prints[rank] for rank in strangers}:
         raise StaleWeights(f"{source.folder} holds another model now, as the other ranks have it")
     raise Unavailable(f"rank {strangers[0]} has another checkpoint than {source.folder}")

@@ -14,16 +14,17 @@ import json
 import os
 import socket
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_worker.checkpoint.held_weights import WeightFds
+from surestep_worker.checkpoint.held_weights import Source, WeightFds
 
 MAX_BYTES = 64 << 10
 STDIN = 0
 _MAX_REASON = 2000  # characters
-_MAX_FDS = 3
+_MAX_FDS = 5
 
 
 class MessageKind(StrEnum):
@@ -55,6 +56,7 @@ class Message(NamedTuple):
     failure: Failure = Failure.TRANSIENT  # FAILED
     reason: str = ""  # FAILED: one line for operators
     pid: int = 0  # STANDBY: of the process that says so
+    source: Source = Source(None)  # ACTIVATE, READY: where the weights are from
 
 
 class Activation(NamedTuple):
@@ -63,6 +65,7 @@ class Activation(NamedTuple):
     heartbeat_fd: int
     weights: WeightFds
     profile_result: bytes
+    source: Source
 
 
 def inherited() -> socket.socket:
@@ -108,7 +111,7 @@ def next_order(end: socket.socket) -> Activation | socket.socket:
     if message.kind is not MessageKind.ACTIVATE or len(message.fds) != _MAX_FDS:
         raise InvalidRequest(f"a standby received an unexpected message: {message.kind}")
     heartbeat_fd, *weights = message.fds
-    return Activation(heartbeat_fd, WeightFds(*weights), message.profile_result)
+    return Activation(heartbeat_fd, WeightFds(*weights), message.profile_result, message.source)
 
 
 def encode(message: Message) -> bytes:
@@ -117,9 +120,15 @@ def encode(message: Message) -> bytes:
     del data["fds"]
     data["profile_result"] = base64.b64encode(message.profile_result).decode()
     data["reason"] = " ".join(message.reason.split())[:_MAX_REASON]
+    folder, *versions = message.source
+    data["source"] = [None if folder is None else str(folder), *versions]
     packet = json.dumps(data).encode()
     assert len(packet) <= MAX_BYTES
     return packet
+
+
+def _source(folder: str | None, version: str, folder_version: str) -> Source:
+    return Source(None if folder is None else Path(folder), version, folder_version)
 
 
 def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
@@ -134,6 +143,7 @@ def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
             Failure(data["failure"]),
             str(data["reason"]),
             int(data["pid"]),
+            _source(*data["source"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise InvalidRequest("not a control message") from error

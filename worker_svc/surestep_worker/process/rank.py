@@ -27,7 +27,7 @@ from surestep_common.tasks import end
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
-from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
+from surestep_worker.checkpoint.held_weights import DEFAULT, StaleWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host.host_memory import memory_errors
 from surestep_worker.step.heartbeat import Heartbeat
@@ -113,6 +113,9 @@ class Rank:
         build: Build,
     ) -> None:
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
+        self._source = activation.source
+        if self._source.folder is not None:
+            settings = settings.model_copy(update={"model": self._source.folder})
         self._settings = settings
         self._supervisor = supervisor
         self._weights, self._profile_result = activation.weights, activation.profile_result
@@ -147,6 +150,7 @@ class Rank:
                 built = await self._load(service)
             await server.set_serving(True)
             ready = Message(MessageKind.READY, built.profile_result, checkpoint=built.checkpoint)
+            ready = ready._replace(source=self._source)
             self._orphan = self._adoptable(ready)
             control.send(self._supervisor, ready)
             logger.info("ready on %s", settings.rank_address)
@@ -158,6 +162,9 @@ class Rank:
     async def _load(self, service: WorkerService) -> BuiltRank:
         inherited = self._heartbeat, self._weights, self._profile_result
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
+        built.facts.weight_version = version = self._source.version
+        if version != DEFAULT:
+            built.facts.model_fingerprint += f"@{version}"
         service.ready(built.runner, built.facts)
         await self._thread.submit(service.tick)  # idle, before it says that it is ready
         return built

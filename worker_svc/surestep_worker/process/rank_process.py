@@ -29,7 +29,7 @@ from surestep_common.process import (
 )
 from surestep_proto import supervisor_pb2 as pb
 
-from surestep_worker.checkpoint.held_weights import WeightFds
+from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.step.heartbeat import SIZE, Heartbeat
@@ -150,15 +150,15 @@ class RankProcess:
         return self._process.alive
 
     def activate(
-        self, weights: WeightFds, profile_result: bytes, idle_s: float, load_s: float
+        self, weights: HeldWeights, profile_result: bytes, idle_s: float, load_s: float
     ) -> None:
         """Activate the standby as the rank. If it dies of that, its exit shows it."""
         fd = memory.create("surestep-heartbeat", SIZE)
         self.heartbeat = Heartbeat.shared(fd, idle_s, load_s)
         self.heartbeat.expect(idle_s if self.imported else load_s)
         with contextlib.suppress(OSError):
-            fds = fd, *weights
-            control.send(self._control, Message(MessageKind.ACTIVATE, profile_result, fds))
+            order = Message(MessageKind.ACTIVATE, profile_result, (fd, *weights.fds))
+            control.send(self._control, order._replace(source=weights.source))
         os.close(fd)
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -180,7 +180,7 @@ class RankProcess:
         if self._exit_reason is not None:
             return self._exit_reason
         if code is None:
-            return ExitReason(pb.EXITED, "ended, and an earlier supervisor had started it")
+            return ExitReason(pb.UNSEEN, "ended, and an earlier supervisor had started it")
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return ExitReason(pb.KILLED, f"signal {name}", -code, outside)
@@ -190,8 +190,8 @@ class RankProcess:
         """Close the control socket."""
         self._control.close()
 
-    async def end(self, cause: pb.ExitCause, reason: str) -> None:
-        """Make the process dump its stacks, then kill it. The first reason given stays.
+    async def end(self, cause: pb.ExitCause, reason: str, *, dump: bool = True) -> None:
+        """Make the process `dump` its stacks, then kill it. The first reason given stays.
 
         A process that is dead already, even if this has not been noticed yet, has a reason of its
         own.
@@ -201,7 +201,7 @@ class RankProcess:
             stopped = state in (STOPPED, TRACED)  # a stopped process handles no signal
             outside = stopped or self.terminating  # something else kept it from answering
             self._exit_reason = self._exit_reason or ExitReason(cause, reason, outside=outside)
-            await self._kill(dump=not stopped)
+            await self._kill(dump=dump and not stopped)
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_common.other_releases import refuse_unknown
+from surestep_common.releases import refuse_unknown
 from surestep_common.request_bounds import check_grammar
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
@@ -73,8 +73,14 @@ class StepThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="step")
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work` on the thread; the future belongs to the running loop."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Run `work` on the thread; the future belongs to the running loop.
+
+        An exception is for the task that waits for it. A stream that is gone waits no longer, and
+        what it left behind the newest epoch's fence is no error.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
 
     def close(self) -> None:
         """Finish the running work and start nothing more."""
@@ -94,6 +100,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             rank=rank, world_size=world_size, pid=os.getpid(), instance_id=uuid.uuid4().hex
         )
         self._epoch = 0  # newest epoch accepted: the fence
+        self._failed_epoch = 0  # of the latest step that failed
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
@@ -121,6 +128,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             uncaptured_steps=missed,
         )
         info.MergeFrom(self._facts)
+        if self._epoch:
+            info.ClearField("kept")  # plans have written since
         if self._last_step_at is not None:
             info.last_step_age_s = time.monotonic() - self._last_step_at
         return info
@@ -251,9 +260,19 @@ class WorkerService(pb_grpc.WorkerServicer):
         return max(0, started - ended) if ended else 0
 
     def check_fence(self, epoch: int) -> None:
-        """Raise Unavailable if a newer stream has taken over."""
+        """Raise Unavailable if a newer stream has taken over, or a step of this one has failed.
+
+        What is queued behind a failed step must not run: the other ranks are still in that step,
+        and collectives of different steps would meet.
+        """
         if epoch != self._epoch:
             raise Unavailable(f"epoch {epoch} is fenced by epoch {self._epoch}")
+        if epoch == self._failed_epoch:
+            raise Unavailable(f"an earlier step of epoch {epoch} has failed")
+
+    def step_failed(self, epoch: int) -> None:
+        """Let no further step of an epoch run. Called from the step thread."""
+        self._failed_epoch = epoch
 
     def _loaded(self) -> StepRunner:
         if self._runner is None:
@@ -286,6 +305,7 @@ class _Step:
         try:
             self._pending = self._runner.launch(self._plan)
         except BaseException:
+            self._service.step_failed(self._epoch)
             self._service.step_ended(self._plan)
             raise
         if self._pending.done:
@@ -301,6 +321,9 @@ class _Step:
         self._service.check_fence(self._epoch)
         try:
             result = self._pending.finish()
+        except BaseException:
+            self._service.step_failed(self._epoch)
+            raise
         finally:
             self._service.step_ended(self._plan)
         result.timings.queue_us = (self._started - self._received) // 1000

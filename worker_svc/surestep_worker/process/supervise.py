@@ -25,7 +25,7 @@ from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-_LARGEST_MESSAGE = 256 << 10  # bytes: the reason of a restart, at most
+_LARGEST_MESSAGE = 4 << 20  # bytes: a part of weights, at most
 
 
 async def supervise(settings: WorkerSettings, started: Started | None) -> None:

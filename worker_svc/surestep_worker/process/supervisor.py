@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -20,7 +20,7 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import supervisor_pb2_grpc as pb_grpc
 
 from surestep_worker.checkpoint.held_weights import HeldWeights
-from surestep_worker.checkpoint.model_folder import fingerprint_of
+from surestep_worker.checkpoint.weight_update import WeightUpdates
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import activity
 from surestep_worker.host.oom import OomKills
@@ -30,6 +30,8 @@ from .control import Failure, MessageKind
 from .exits import ExitHistory, heartbeat_proto
 from .heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
 from .rank_process import ExitReason, RankProcess, StartFailure
+from .sleep import WEIGHTS_GO, WEIGHTS_STAY, Sleep
+from .staging import receive
 from .standbys import BACKOFF_S, Standbys, back_off_s
 
 logger = logging.getLogger(__name__)
@@ -58,10 +60,11 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
         self._oom = oom or OomKills()
-        self._weights = HeldWeights()
-        self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
+        self._weights = HeldWeights(settings.model)
+        self._updates = WeightUpdates(self._weights, settings.replacements)
         self._profile_result = b""  # measurements of a rank, which the next one need not repeat
         self._start_failure: StartFailure | None = None  # since the last rank that was ready
+        self._sleep = Sleep()
 
     async def run(self) -> None:
         """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated.
@@ -70,6 +73,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         """
         try:
             while True:
+                await self._sleep.through()
                 try:
                     self._rank = self._adopt() or await self._standbys.take()
                     if not self._ready.is_set():
@@ -80,7 +84,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     await self._cannot_spawn(error)
                 else:
                     await self._live(self._rank)
-                    await asyncio.sleep(self._pause_s())
+                    await self._sleep.unless_asked(self._pause_s())
         finally:
             ending = [self._standbys.terminate()]
             if self._rank is not None:
@@ -93,9 +97,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
         if found is None:
             return None
         settings = self._settings
-        self._weights.take_over(found.weights)
-        self._profile_result = found.introduction.profile_result
-        self._checkpoint = found.introduction.checkpoint
+        said = found.introduction
+        self._weights.take_over(found.weights, said.source, said.checkpoint)
+        self._profile_result = said.profile_result
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
         rank = RankProcess.adopted(found, *limits)
         self._ready.set()
@@ -109,7 +113,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         how = "from its standby" if rank.imported else "from scratch"
         logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
-        rank.activate(self._weights.fds, self._profile_result, *limits)
+        rank.activate(self._weights, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
         """Wait and try again, since the machine has no process, file or memory left for a rank."""
@@ -118,7 +122,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             await rank.terminate()
         self._start_failure = StartFailure(Failure.TRANSIENT, f"no process can be started: {error}")
         logger.error("rank %d: %s", self._settings.rank, self._start_failure.reason)
-        await asyncio.sleep(BACKOFF_S[-1])
+        await self._sleep.unless_asked(BACKOFF_S[-1])
 
     async def _live(self, rank: RankProcess) -> None:
         """Supervise a rank from activation to its exit."""
@@ -136,18 +140,29 @@ class Supervisor(pb_grpc.SupervisorServicer):
             for helper in helpers:
                 helper.cancel()
         rank.close()
-        if rank.start_failure is not None:
-            exit_reason = exit_reason._replace(reason=rank.start_failure.reason)
-        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, exit_reason.reason)
         was_ready = self._ready.is_set()
-        self._exits.record(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
+        if self._sleep.level:
+            logger.info("rank %d, pid %d, is put to sleep", settings.rank, rank.pid)
+        else:
+            self._record(rank, exit_reason, was_ready=was_ready)
         rank.recorded.set()
-        if not was_ready:
-            unexplained = StartFailure(Failure.TRANSIENT, exit_reason.reason)
-            self._start_failure = rank.start_failure or unexplained
         self._ready.clear()
         self._rank = None
         await self._clean_up()
+        if not was_ready or exit_reason.cause == pb.OUT_OF_MEMORY:
+            self._weights.renew_caches()  # which may be why, or take the memory
+
+    def _record(self, rank: RankProcess, exit_reason: ExitReason, *, was_ready: bool) -> None:
+        """Record the end of a rank, and why it never got ready if it did not."""
+        failure = rank.start_failure
+        if failure is not None:
+            exit_reason = exit_reason._replace(reason=failure.reason)
+        logger.error(
+            "rank %d, pid %d, ended: %s", self._settings.rank, rank.pid, exit_reason.reason
+        )
+        self._exits.record(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
+        if not was_ready:
+            self._start_failure = failure or StartFailure(Failure.TRANSIENT, exit_reason.reason)
 
     def _explained(self, exit_reason: ExitReason) -> ExitReason:
         """Recognise a kill by the kernel, whose signal looks like any other."""
@@ -178,22 +193,19 @@ class Supervisor(pb_grpc.SupervisorServicer):
         suspected = distrusted and failure is Failure.TRANSIENT and self._weights.sealed
         useless = failure is Failure.WEIGHTS or (suspected and await self._can_load_afresh())
         self._weights.renew(all_of_it=useless)
-        if not self._weights.sealed:
-            self._checkpoint = ""
 
     async def _can_load_afresh(self) -> bool:
         """Return whether the weights, which may be what ends the ranks, can be loaded again."""
-        folder = self._settings.model
+        folder, checkpoint = self._weights.source.folder, self._weights.checkpoint
         if folder is None:
             return False
         try:
-            replaced = self._settings.replacements
-            found = await asyncio.to_thread(fingerprint_of, folder, replaced)
+            found = await asyncio.to_thread(self._updates.loadable)
         # Whatever makes the ranks fail may keep this process from reading the files, too.
         except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
             logger.warning("the weights in memory are kept, since there are no others: %s", error)
             return False
-        if found != (self._checkpoint or found):
+        if found != (checkpoint or found):
             logger.warning("the weights in memory are kept: %s holds another model now", folder)
             return False
         return True
@@ -205,7 +217,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
             elif message.kind is MessageKind.FAILED:
                 rank.start_failure = StartFailure(message.failure, message.reason)
             elif message.kind is MessageKind.READY:
-                self._profile_result, self._checkpoint = message.profile_result, message.checkpoint
+                self._profile_result = message.profile_result
+                self._weights.ready(message.checkpoint)
                 self._start_failure = None
                 seconds = self._exits.record_ready()
                 after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
@@ -259,7 +272,13 @@ class Supervisor(pb_grpc.SupervisorServicer):
             exits=self._exits.reports(),
             standby_pid=self._standbys.pid,
             held_weight_bytes=self._weights.nbytes,
+            sleep_level=self._sleep.level,
+            weight_version=self._weights.source.version,
+            weights_unsettled=self._weights.unsettled,
+            num_failures=self._exits.failures,
         )
+        if self._sleep.sound:
+            status.rank_state = pb.ASLEEP
         if self._start_failure is not None:
             status.failure = self._start_failure.reason
             status.failure_is_permanent = self._start_failure.failure is Failure.PERMANENT
@@ -286,3 +305,61 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
         await rank.recorded.wait()
         return pb.RestartResponse(restarted=True)
+
+    async def Sleep(
+        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SleepResponse:
+        """End the rank and start no other. Raises InvalidRequest for a level that is not known."""
+        if request.level not in (WEIGHTS_STAY, WEIGHTS_GO):
+            raise InvalidRequest(f"there is no sleep of level {request.level}", param="level")
+        deeper = request.level > self._sleep.level
+        await self._sleep.begin(request.level, lambda: self._rank)
+        if deeper and request.level == WEIGHTS_GO:
+            self._weights.give_up()
+        self._weights.renew_caches()  # what ranks have computed is memory of the machine's, too
+        return pb.SleepResponse(held_weight_bytes=self._weights.nbytes)
+
+    async def Wake(
+        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WakeResponse:
+        """Start a rank again, if none may be started."""
+        self._sleep.end()
+        return pb.WakeResponse()
+
+    async def StageWeights(
+        self, request_iterator: AsyncIterator[pb.WeightPart], context: Any
+    ) -> pb.StagedWeights:
+        """Take in weights beside the rank. Raises InvalidRequest for those of another model."""
+        return await receive(self._updates, request_iterator)
+
+    async def UseWeights(
+        self, request: pb.UseWeightsRequest, context: Any
+    ) -> pb.UseWeightsResponse:
+        """Have the next rank load what was staged. Raises InvalidRequest, and while a rank runs
+        Unavailable.
+        """
+        if not self._sleep.sound:
+            raise Unavailable("weights change while the rank sleeps")
+        await asyncio.to_thread(self._updates.use, request.version)
+        return pb.UseWeightsResponse()
+
+    async def SettleWeights(
+        self, request: pb.SettleWeightsRequest, context: Any
+    ) -> pb.SettleWeightsResponse:
+        """Give up the weights of before."""
+        self._weights.settle()
+        return pb.SettleWeightsResponse()
+
+    async def RollBackWeights(
+        self, request: pb.RollBackWeightsRequest, context: Any
+    ) -> pb.RollBackWeightsResponse:
+        """Have the next rank load the weights of before. Raises Unavailable without any."""
+        level = self._sleep.level
+        if self._weights.unsettled:
+            await self._sleep.begin(level or WEIGHTS_STAY, lambda: self._rank)
+        try:
+            self._weights.roll_back()
+        finally:
+            if not level:
+                self._sleep.end()
+        return pb.RollBackWeightsResponse(version=self._weights.source.version)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -11,7 +15,9 @@ from surestep_kernels import KernelSet
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
+from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.held_caches import IDENTITY_BYTES
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, bytes_per_block
 from surestep_worker.checkpoint.held_weights import WeightFds
 from surestep_worker.checkpoint.weight_store import WeightStore
@@ -42,7 +48,7 @@ from .speculation import (
     make_drafter,
     speculation_asked,
 )
-from .try_out import try_out
+from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
 
@@ -75,15 +81,19 @@ def build_runner(
     kernels = choose_kernels(settings, source)
     tp = _connect(settings)
     check_alike(source, tp)
-    known = pb.ProfileResult.FromString(profile_result) if _all_have(profile_result, tp) else None
+    known = pb.ProfileResult.FromString(profile_result) if _all(bool(profile_result), tp) else None
+    held = _all(source.store.sealed, tp)
     speculation = choose_speculation(settings, source, tp, known)
     model = _load(settings, speculation, source, tp, kernels, heartbeat)
-    held = WeightStore(weights.draft_head) if weights is not None else None
-    fault = attach_draft_head(settings, speculation, model, tp, kernels, known, held)
+    if kernels.step.synchronous and known is None and not settings.allow_batch_variance:
+        model.rehearse()
+    head = WeightStore(weights.draft_head) if weights is not None else None
+    fault = attach_draft_head(settings, speculation, model, tp, kernels, known, head)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+    memory = _cache_memory(settings, weights, known)
 
     def build(sizes: CacheSizes) -> Built:
-        return assemble(settings, model, tp, kernels, heartbeat, sizes, speculation)
+        return assemble(settings, model, tp, kernels, heartbeat, sizes, speculation, memory)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
@@ -91,12 +101,9 @@ def build_runner(
         left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, speculation, model, tp, kernels, left)
 
-    def started() -> Built:
-        return start(build, sizes, gpu)
-
+    started = partial(start, build, sizes, gpu)
     if known is not None:
-        built = started()
-        built.facts.MergeFrom(facts_of(known))
+        built = _as_before(started(), known, source, held=held)
     else:
         built = try_out(started, source, speculation, require_drafter=settings.require_drafter)
         if gpu is not None:
@@ -104,9 +111,20 @@ def build_runner(
     built.facts.drafter_fault = built.facts.drafter_fault or fault
     built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
+    _find_kept(built)
     log_facts(built.facts)
     begin_to_serve(built.runner.context)
     return built._replace(checkpoint=source.fingerprint)
+
+
+def _as_before(built: Built, known: pb.ProfileResult, source: ModelSource, *, held: bool) -> Built:
+    """Add what an earlier rank found out. Steps cost as much with weights that were not held, but
+    their outcome may be another.
+    """
+    built.facts.MergeFrom(facts_of(known))
+    if not held:
+        try_again(built, source)
+    return built
 
 
 def start(
@@ -134,8 +152,40 @@ def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
     """Open the model, or what an earlier rank left of it in memory."""
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    store = WeightStore(weights.model) if weights is not None else None
-    return ModelSource(settings.model, store, settings.replacements)
+    store, update = None, None
+    if weights is not None:
+        store = WeightStore(weights.model)
+        if os.fstat(weights.update).st_size:
+            update = Path(f"/proc/self/fd/{weights.update}")
+    return ModelSource(settings.model, store, settings.replacements, settings.model_impl, update)
+
+
+def _cache_memory(
+    settings: WorkerSettings, fds: WeightFds | None, known: pb.ProfileResult | None
+) -> CacheMemory | None:
+    """Return the memory for caches that outlive the rank; None: none does, as on a GPU."""
+    if fds is None or settings.device != "cpu":
+        return None
+    memory = CacheMemory(fds.caches)
+    if known is None:  # steps are tried in it before it serves
+        memory.clear()
+    return memory
+
+
+def _find_kept(built: Built) -> None:
+    """Add to the facts what an earlier rank of the same model and sizes has left whole."""
+    context, facts = built.runner.context, built.facts
+    kv, recurrent, held = context.caches.kv, context.caches.recurrent, context.caches.held
+    if held is None:
+        return
+    model = facts.model_fingerprint, facts.speculative_config, list(facts.draft_layers)
+    states = (recurrent.spec, recurrent.num_snapshots) if recurrent is not None else ()
+    shapes = [tuple(page.shape) for layer in kv.layers for page in layer.pages]
+    about = repr((model, context.tp.rank, context.tp.size, kv.spec, states, shapes))
+    identity = hashlib.blake2b(about.encode(), digest_size=IDENTITY_BYTES).digest()
+    kept = held.verify(identity)
+    if kept is not None:
+        facts.kept.CopyFrom(kept)
 
 
 def _connect(settings: WorkerSettings) -> TensorParallel:
@@ -202,9 +252,9 @@ def _cache_bytes(built: Built) -> int:
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_have(profile_result: bytes, tp: TensorParallel) -> bool:
-    """Return whether every rank has a profile result: the ranks profile together or not at all."""
-    return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
+def _all(mine: bool, tp: TensorParallel) -> bool:
+    """Return whether it is so on every rank: the ranks profile together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(mine)])).item()) == tp.size
 
 
 def assemble(
@@ -215,6 +265,7 @@ def assemble(
     heartbeat: Heartbeat | None = None,
     sizes: CacheSizes | None = None,
     speculation: Speculation | None = None,
+    memory: CacheMemory | None = None,
 ) -> Built:
     """Build a runner around a loaded model, with caches of these sizes, or as large as memory
     allows, that drafts like this, or as the settings ask for."""
@@ -224,11 +275,11 @@ def assemble(
     most_drafts = max(max_drafts, most_forced(model, kernels))
     if sizes is None:
         sizes = _sizes(settings, speculation, model, tp, kernels)
-    caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
+    caches = allocate(settings, model, kernels, sizes, max_drafts + 1, memory)
     max_model_len = settings.max_model_len or config.max_position
     slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
-    device = torch.device(settings.device)
+    device, head = torch.device(settings.device), model.draft_head
     looks_up = kernels.step.synchronous and speculation.looks_up
     recent = RecentAnswers(settings.max_num_seqs) if looks_up else None
     for_drafter = DraftContext(
@@ -244,6 +295,7 @@ def assemble(
         recent=recent,
     )
     drafter = make_drafter(speculation.config, for_drafter)
+    capturable = model.capturable and (head is None or head.capturable)
     context = RankContext(
         model=model,
         caches=caches,
@@ -259,7 +311,7 @@ def assemble(
         device=device,
         heartbeat=heartbeat or Heartbeat.local(),
         step_ops=kernels.step,
-        use_graphs=not settings.enforce_eager,
+        use_graphs=not settings.enforce_eager and capturable,
         max_step_tokens=settings.max_step_tokens,
         compilations=kernels.compilations,
         threads=step_threads(settings, kernels),

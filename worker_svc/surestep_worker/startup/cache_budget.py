@@ -11,7 +11,9 @@ from surestep_common.kv_groups import KVGroups
 from surestep_kernels import KernelSet
 from surestep_kernels.store_kv import INT8
 
+from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.held_caches import Books, HeldCaches
 from surestep_worker.cache.kv_cache import (
     CACHE_DTYPES,
     KVCache,
@@ -191,22 +193,33 @@ class CacheBudget:
 
 
 def allocate(
-    settings: WorkerSettings, model: Model, kernels: KernelSet, sizes: CacheSizes, window: int
+    settings: WorkerSettings,
+    model: Model,
+    kernels: KernelSet,
+    sizes: CacheSizes,
+    window: int,
+    memory: CacheMemory | None = None,
 ) -> Caches:
     """Allocate caches of these sizes: blocks, a state and the records of a window per slot,
-    snapshots."""
+    snapshots. Blocks and snapshots lie in `memory` if there is one."""
     spec, recurrent = kv_spec(settings, model), model.recurrent_spec()
-    kv = KVCache(spec, sizes.num_blocks, kernels, settings.device)
-    if recurrent is None:
-        return Caches(kv)
-    states = RecurrentCache(
-        recurrent,
-        num_slots=settings.max_num_seqs,
-        window=window,
-        num_snapshots=sizes.num_snapshots,
-        device=settings.device,
-    )
-    return Caches(kv, states)
+    books = None
+    if memory is not None:
+        memory.rewind()
+        books = Books.open(memory, sizes.num_blocks, sizes.num_snapshots)
+    kv = KVCache(spec, sizes.num_blocks, kernels, settings.device, memory)
+    states = None
+    if recurrent is not None:
+        states = RecurrentCache(
+            recurrent,
+            num_slots=settings.max_num_seqs,
+            window=window,
+            num_snapshots=sizes.num_snapshots,
+            device=settings.device,
+            memory=memory,
+        )
+    held = HeldCaches(books, kv, states, kernels.digest_pages) if books is not None else None
+    return Caches(kv, states, held)
 
 
 def kv_spec(settings: WorkerSettings, model: Model) -> KVSpec:

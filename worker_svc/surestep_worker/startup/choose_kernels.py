@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from surestep_common.errors import InvalidRequest
-from surestep_kernels import KernelSet, load_kernels
+from surestep_kernels import AttentionCase, KernelSet, attention_for, load_kernels
 from surestep_kernels.linear import FP8, ROUNDINGS, Rounding
 
 from surestep_worker.cache.kv_cache import CACHE_DTYPES
-from surestep_worker.checkpoint.schemes import Fp8
+from surestep_worker.checkpoint.formats import Fp8
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.wanted_quantization import rounding_wanted
 from surestep_worker.models import ModelSource, attention_case
@@ -23,7 +23,8 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     """Return the ops of the device, with attention for this model: those that the weights in memory
     are laid out for, otherwise the fastest."""
     device, store = settings.device, source.store
-    held = isinstance(source.config.quantization, Fp8)
+    quantization = source.config.quantization
+    held = quantization is not None and any(isinstance(f, Fp8) for f in quantization.formats)
     if settings.activation_dtype != "auto" and not (
         held or choose_rounding(settings, source) == FP8
     ):
@@ -31,8 +32,7 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
             f"activation_dtype {settings.activation_dtype}: the checkpoint has no FP8 weights",
             param="activation_dtype",
         )
-    case = attention_case(source, device, settings.dtype, settings.block_size)
-    case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
+    case = _attention_case(settings, source, settings.dtype)
     kernels = load_kernels(
         device,
         cpu_kernels="reference" if store.sealed and not store.kernels else "auto",
@@ -41,11 +41,23 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
         linear_backend=settings.linear_backend,
         code=store.kernels,
         activation_dtype=settings.activation_dtype,
+        allow_slow=settings.allow_slow,
     )
     if device == "cuda":
         _choose_launches(settings)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     return kernels
+
+
+def check_attention(settings: WorkerSettings, draft: ModelSource, dtype: str) -> None:
+    """Raise InvalidRequest if this rank's attention is none for a draft model in a dtype."""
+    case = _attention_case(settings, draft, dtype)
+    attention_for(settings.device, settings.attention_backend, case)
+
+
+def _attention_case(settings: WorkerSettings, source: ModelSource, dtype: str) -> AttentionCase:
+    case = attention_case(source, settings.device, dtype, settings.block_size)
+    return replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
 
 
 def step_threads(

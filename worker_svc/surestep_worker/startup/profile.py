@@ -83,7 +83,8 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
     """Return the costs of steps with few and many rows; empty if the sizes leave no room to
     measure."""
     profiler, costs = _Profiler(runner.with_own_epochs(), _COSTS_S), pb.StepCosts()
-    points = dict[int, float]()
+    head, points = runner.context.model.draft_head, dict[int, float]()
+    costs.drafts_at_once = head is not None and head.block is not None
     num_rows, needed_s = 1, 0.0
     while num_rows <= profiler.max_rows and profiler.has_time(needed_s):
         began_s = profiler.spent_s
@@ -94,7 +95,8 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
         if verify.drafts:
             points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
             costs.draft_rows.append(num_rows)
-            costs.draft_us.append(max(0, verify.prepare - plain.prepare) / verify.drafts)
+            passes = 1 if costs.drafts_at_once else verify.drafts
+            costs.draft_us.append(max(0, verify.prepare - plain.prepare) / passes)
         num_rows *= 2
     for tokens, step_us in sorted(points.items()):
         costs.tokens.append(tokens)

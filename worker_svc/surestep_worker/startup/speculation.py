@@ -1,8 +1,8 @@
-"""Drafting of a rank: as its settings say, or as the model suggests, and the draft head for it.
+"""Drafting of a rank: as its settings say, or as the model suggests, and what drafts for it.
 
 Without a word about it, a rank drafts with the head in the model's checkpoint, or one on this
-machine that was made for the model, or looks up what repeats itself. A head in a folder of its own
-that cannot be used costs the drafts, not the start.
+machine that was made for the model, or looks up what repeats itself. A head or a draft model in a
+folder of its own that cannot be used costs the drafts, not the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from surestep_worker.checkpoint.held_weights import StaleWeights
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
+from surestep_worker.configs.model_config import lookup
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
 from surestep_worker.drafters.config import SpeculativeConfig
@@ -33,14 +34,18 @@ from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
 from surestep_worker.heads import head_folder
 from surestep_worker.heads.search import heads_for
 from surestep_worker.models import (
+    HEAD_KINDS,
+    LOADERS,
     DraftHead,
+    DraftRank,
     DraftSource,
-    Eagle3Config,
+    Load,
     Model,
     ModelSource,
     gather_fingerprints,
-    load_eagle3,
 )
+
+from .choose_kernels import check_attention
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +129,15 @@ def choose_speculation(
     tp: TensorParallel,
     known: pb.ProfileResult | None = None,
 ) -> Speculation:
-    """Return how this rank drafts: as asked, as an earlier rank did (`known`), or as is best.
+    """Return how this rank drafts: as an earlier rank did (`known`), as asked, or as is best.
 
     Raises InvalidRequest.
     """
-    if settings.speculative_config is not None:
-        return speculation_asked(settings)
-    if known is not None:
+    if known is not None:  # what a draft model's files said may be gone by now
         config = _parsed(known.speculative_config) if known.speculative_config else None
         return Speculation(config, known.drafts_because)
+    if settings.speculative_config is not None:
+        return speculation_asked(settings)
     mine = _best(settings, source)
     fingerprint = hashlib.md5(mine.text.encode(), usedforsecurity=False).hexdigest()
     if set(gather_fingerprints(fingerprint, tp)) != {fingerprint}:
@@ -145,10 +150,11 @@ def _best(settings: WorkerSettings, source: ModelSource) -> Speculation:
         return Speculation(_OWN_HEAD, "the checkpoint has an MTP head")
     for head in heads_for(source.folder, settings.drafters):
         try:
-            Eagle3Config.parse(ConfigFiles.read(head), source.config)
             config = SpeculativeConfig.model_validate(
                 _HEAD_DRAFTS | filled_in({"model": str(head)})
             )
+            kind = lookup(config.method, HEAD_KINDS, "draft head")
+            kind.parse(ConfigFiles.read(head), source.config, None)
         except (InvalidRequest, ValidationError) as error:
             logger.warning("the draft head %s does not fit this model: %s", head, error)
             continue
@@ -193,8 +199,17 @@ def attach_draft_head(
     layer_ids = config.eagle_aux_hidden_state_layer_ids
     if known is not None and known.draft_layers:
         layer_ids = tuple(known.draft_layers)
-    source = DraftSource(folder=head_folder(config.model), layer_ids=layer_ids, store=held)
-    head, fault = _load_alike(source, settings, model, tp, kernels)
+    source = DraftSource(
+        folder=head_folder(config.model),
+        model_folder=settings.model,
+        layer_ids=layer_ids,
+        max_drafts=config.num_speculative_tokens,
+        store=held,
+        check_attention=partial(check_attention, settings),
+    )
+    length = settings.max_model_len or model.config.max_position
+    rank = DraftRank(settings.device, tp, kernels, length)
+    head, fault = _load_alike(LOADERS[config.method], source, model, rank)
     if not fault:
         model.draft_head = head
         return ""
@@ -209,40 +224,25 @@ def attach_draft_head(
 
 
 def _load_alike(
-    source: DraftSource,
-    settings: WorkerSettings,
-    model: Model,
-    tp: TensorParallel,
-    kernels: KernelSet,
+    load: Load, source: DraftSource, model: Model, rank: DraftRank
 ) -> tuple[DraftHead | None, str]:
     """Return the head, or what is wrong with it; the ranks agree whether anything is.
 
     Where they have different ones in memory, all of them look into their folders once more.
     """
     for attempt in (source, replace(source, store=None)):
-        head, mine, fault = _load(attempt, settings, model, tp, kernels)
-        if set(gather_fingerprints(mine, tp)) == {mine}:
+        head, mine, fault = _load(load, attempt, model, rank)
+        if set(gather_fingerprints(mine, rank.tp)) == {mine}:
             return head, fault
     return None, fault or "another rank has another one, or could not load it"
 
 
 def _load(
-    source: DraftSource,
-    settings: WorkerSettings,
-    model: Model,
-    tp: TensorParallel,
-    kernels: KernelSet,
+    load: Load, source: DraftSource, model: Model, rank: DraftRank
 ) -> tuple[DraftHead | None, str, str]:
     """Return the head and its fingerprint, or what is wrong with it."""
     try:
-        head, found = load_eagle3(
-            source,
-            model,
-            device=settings.device,
-            tp=tp,
-            kernels=kernels,
-            max_model_len=settings.max_model_len or model.config.max_position,
-        )
+        head, found = load(source, model, rank)
     except StaleWeights:
         raise
     except InvalidRequest as error:

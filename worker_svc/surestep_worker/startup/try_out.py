@@ -70,6 +70,22 @@ def try_out(
     return built
 
 
+def try_again(built: Built, source: ModelSource) -> None:
+    """Check a rank whose weights are others than those that were tried out, and tell of its drafts.
+
+    Raises InvalidRequest for a model that is broken.
+    """
+    _check_logits(built.runner, source)
+    if not built.facts.max_draft_tokens:
+        return
+    check = _tried(built).check
+    before = Check(0, built.facts.check_drafts, built.facts.check_accepted)
+    built.facts.check_drafts, built.facts.check_accepted = check.drafts, check.accepted
+    if check.drafts:
+        level = logging.WARNING if check.is_low else logging.INFO
+        logger.log(level, "drafter check: %s with these weights, %s with others", check, before)
+
+
 def _tried(built: Built) -> _Trial:
     counts = torch.tensor(check_drafter(built.runner))
     return _Trial(built, Check(*built.runner.context.tp.broadcast(counts).tolist()))
@@ -93,7 +109,7 @@ def _read_otherwise(head: DraftHead, check: Check, start: Callable[[], Built]) -
 
 
 def _without_head(start: Callable[[], Built], *, required: bool) -> Built:
-    fault = "the draft head drafts nothing: it fails, or its logits are not finite"
+    fault = "the drafter drafts nothing: it fails, or its logits are not finite"
     if required:
         raise InvalidRequest(fault, param="speculative_config")
     logger.error("%s; the model is served without speculation", fault)

@@ -222,7 +222,7 @@ def step_size(columns: StepColumns[HostColumn], geometry: Geometry) -> StepSize 
     tokens, longest = int(geometry.width.sum()), int(geometry.width.max())
     if columns.head is not None:
         tokens = max(tokens, len(columns.head.token_row))
-        longest = max(longest, int(columns.rows.catch_up.max()))
+        longest = max(longest, int(np.diff(columns.head.cu_rows).max()))
     return StepSize(
         rows=len(geometry.width),
         window=1 + int(geometry.max_drafts.max()),

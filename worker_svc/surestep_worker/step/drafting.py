@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from surestep_common.errors import DrafterFault, InternalError
 from surestep_common.invariants import IntArray, LedgerError
@@ -33,7 +34,7 @@ from .plan import Rows
 
 T = TypeVar("T")
 Propose = Callable[[DraftInputs, DraftShape, Tensor], Drafts]  # given the step's error word
-Find = Callable[[Tensor, Tensor], Drafts]  # given slots i64[R] and room i64[R]
+Find = Callable[[Tensor, Tensor], Drafts]  # given slots i32[R] and room i32[R]
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +127,11 @@ class Drafting:
         drafted = self._attempt(lambda: self._draft(inputs, shape))
         return drafted or self.nothing(len(inputs.slot), failed=True)
 
-    def look_up(self, slot: Tensor, room: Tensor) -> Drafted:
-        """Draft what repeats itself, at most `room` i64[R] each, where nothing else is wanted of
-        the drafter."""
-        drafted = self._attempt(lambda: self._look_up(slot, room))
+    def look_up(self, slot: IntArray, room: IntArray) -> Drafted:
+        """Draft what repeats itself, at most `room` [R] each, where nothing else is wanted of the
+        drafter. Only of drafts that can be read freely."""
+        columns = (torch.from_numpy(column.astype(np.int32)) for column in (slot, room))
+        drafted = self._attempt(lambda: self._look_up(*columns))
         return drafted or self.nothing(len(slot), failed=True)
 
     def _look_up(self, slot: Tensor, room: Tensor) -> Drafted:
@@ -157,7 +159,8 @@ class Drafting:
         zeros = torch.zeros_like(drafts.counts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         missing = self._limits.most_drafts - drafts.ids.shape[1]  # room for forced drafts
-        proposed = DraftIds(functional.pad(drafts.ids, (0, missing)), drafts.counts)
+        ids = functional.pad(drafts.ids, (0, missing)) if missing else drafts.ids
+        proposed = DraftIds(ids, drafts.counts)
         looked_up = zeros if drafts.looked_up is None else drafts.looked_up
         return Drafted(proposed, catch_up, non_finite, False, error, looked_up)
 
@@ -269,7 +272,8 @@ class Proposals:
 
 def check_drafts(drafts: Drafts, max_drafts: Tensor, vocab_size: int) -> None:
     """Raise InternalError for drafts of rows [R] beyond max_drafts or the vocabulary."""
-    if bool((drafts.counts > max_drafts).any()):
+    if (drafts.counts.numpy() > max_drafts.numpy()).any():
         raise InternalError("the drafter proposed more than it may")
-    if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):
+    ids = drafts.ids.numpy()
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
         raise InternalError("the drafter proposed an id outside the vocabulary")

@@ -80,7 +80,8 @@ class ForwardPass:
         if drafted is None:
             most = columns.max_drafts
             draft_inputs = DraftInputs(rows.slot, most, most, rows.catch_up, columns.head)
-            drafted = self.draft(draft_inputs, shape.draft)
+            self._phases.enter(pb.DRAFTING)
+            drafted = self._drafting.run(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
         gathered = self._ops.gather_step(
@@ -90,10 +91,6 @@ class ForwardPass:
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
         )
-
-    def draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
-        self._phases.enter(pb.DRAFTING)
-        return self._drafting.run(inputs, shape)
 
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int

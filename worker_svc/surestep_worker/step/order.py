@@ -31,7 +31,6 @@ from surestep_worker.grammar.window import Ask, Window
 
 from .batch import Extras, Geometry
 from .drafting import Drafted, Drafting
-from .forward import ForwardPass
 from .heartbeat import Phases
 from .plan import Rows
 from .sampling import SamplingTable
@@ -83,13 +82,12 @@ class HostFirst:
         sampling: SamplingTable,
         drafting: Drafting,
         guidance: Guidance,
-        forward: ForwardPass,
         phases: Phases,
         write: Callable[[Extras], None],
     ) -> None:
         """`write` applies the uploaded differences of a plan to the slots."""
         self._state, self._sampling, self._drafting = memory.state, sampling, drafting
-        self._guidance, self._pass, self._phases, self._write = guidance, forward, phases, write
+        self._guidance, self._phases, self._write = guidance, phases, write
 
     def begin(self, rows: Rows, differences: Differences) -> Begun:
         """Draft, and settle the windows of rows with grammars."""
@@ -107,29 +105,35 @@ class HostFirst:
         return begun.guided
 
     def _draft(self, rows: Rows) -> Drafted:
-        """Draft for the rows that draft or have to catch up; the drafter sees no others."""
-        state, sampling, drafting = self._state, self._sampling, self._drafting
-        room = np.maximum(rows.max_looked_up, rows.max_proposed)
-        busy = np.flatnonzero((room > 0) | (rows.catch_up > 0))
-        if not len(busy):
-            return drafting.nothing(len(rows))
+        """Draft for the rows that draft or have to catch up."""
+        proposes, looks_up = (rows.max_proposed > 0) | (rows.catch_up > 0), rows.max_looked_up > 0
+        busy = proposes | looks_up
+        if not busy.any():
+            return self._drafting.nothing(len(rows))
+        self._phases.enter(pb.DRAFTING)
+        if proposes.any():
+            drafted = self._propose(rows, np.flatnonzero(busy))
+        else:
+            drafted = self._drafting.look_up(rows.slot, rows.max_looked_up)
+        self._phases.enter(pb.PREPARING)
+        return drafted
+
+    def _propose(self, rows: Rows, busy: IntArray) -> Drafted:
+        """Draft with the drafter itself for the `busy` rows; it sees no others."""
         some, line = rows.take(busy), torch.from_numpy(rows.slot[busy])
-        slot, max_drafts = some.slot, some.max_proposed
-        if not (max_drafts.any() or some.catch_up.any()):
-            self._phases.enter(pb.DRAFTING)
-            drafted = drafting.look_up(line, torch.from_numpy(some.max_looked_up))
-            self._phases.enter(pb.PREPARING)
-            return drafted.spread(torch.from_numpy(busy), len(rows))
+        state, sampling, slot = self._state, self._sampling, some.slot
         behind = (state.committed[line] - state.drafter_len[line]).numpy()
         catch_up = np.minimum(some.catch_up, behind)
-        shape = DraftShape(int(max_drafts.max()), int(catch_up.max()), *sampling.draw_flags(slot))
-        head = drafting.head_inputs(slot, max_drafts, catch_up, sampling.draw(slot))
-        columns = slot, max_drafts, some.max_looked_up, catch_up
+        shape = DraftShape(
+            int(some.max_proposed.max()), int(catch_up.max()), *sampling.draw_flags(slot)
+        )
+        draw = sampling.draw(slot)
+        head = self._drafting.head_inputs(slot, some.max_proposed, catch_up, draw)
+        columns = slot, some.max_proposed, some.max_looked_up, catch_up
         inputs: DraftInputs[HostColumn] = DraftInputs._make(
             (*(column.astype(np.int32) for column in columns), head)
         )
-        drafted = self._pass.draft(upload(inputs, state.tokens.device), shape)
-        self._phases.enter(pb.PREPARING)
+        drafted = self._drafting.run(upload(inputs, state.tokens.device), shape)
         return drafted.spread(torch.from_numpy(busy), len(rows))
 
     def launched(self) -> worker_pb2.Timings:

@@ -14,7 +14,8 @@ from surestep_common.invariants import FloatArray, IntArray, check_lengths
 from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.cache.recurrent import RecurrentCache
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.held_caches import Grown
 
 from .batch import Geometry, PooledTokens
 from .drafting import Drafting
@@ -82,12 +83,12 @@ class Results:
     def __init__(
         self,
         slots: Slots,
-        recurrent: RecurrentCache | None,
+        caches: Caches,
         drafting: Drafting,
         order: StepOrder,
         rank: int,
     ) -> None:
-        self._slots, self._recurrent = slots, recurrent
+        self._slots, self._recurrent, self._held = slots, caches.recurrent, caches.held
         self._drafting, self._order, self._rank = drafting, order, rank
 
     def read(self, plan: pb.StepPlan, launched: LaunchedStep) -> pb.StepResult:
@@ -129,6 +130,7 @@ class Results:
 
     def _commit(self, step: int, launched: LaunchedStep, report: HostReport) -> None:
         slots, rows = self._slots, launched.rows
+        committed, drafter_len = slots.committed[rows.slot], slots.drafter_len[rows.slot]
         slots.drafter_len[rows.slot] = report.drafter_len
         if self._drafting.has_state and not launched.drafter_skipped:
             check_caught_up(rows, slots)
@@ -136,6 +138,10 @@ class Results:
         consumed[report.status != pb.OK] = 0
         counts = consumed, report.n_accepted, report.n_emitted
         slots.commit(step, rows.slot, report.folded, *counts)
+        if self._held is not None:
+            where = slots.block_tables, rows.slot
+            self._held.seal_blocks(*where, Grown(committed, slots.committed[rows.slot]))
+            self._held.seal_drafted(*where, Grown(drafter_len, report.drafter_len))
         self._drafting.observe(rows, report.n_drafts, report.n_accepted)
 
     def _result(
@@ -158,6 +164,8 @@ class Results:
     ) -> None:
         if self._recurrent is not None:
             self._recurrent.mark_taken(requested.id[taken], requested.length[taken])
+            if self._held is not None and len(taken):
+                self._held.seal_snapshots(requested.id[taken], requested.length[taken])
             result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
 

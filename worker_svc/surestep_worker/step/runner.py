@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import LedgerError
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
@@ -38,7 +39,7 @@ class Runner:
     def __init__(self, context: RankContext, launcher: StepLauncher | None = None) -> None:
         """Use the `launcher` of another runner, whose epochs are over, if it is given."""
         self.context = context
-        self._slots = context.slots
+        self._slots, self._held = context.slots, context.caches.held
         self._launcher = launcher or StepLauncher(context, context.step_ops)
         self._bounds = _bounds(context)
         self._epoch = 0
@@ -127,6 +128,7 @@ class Runner:
                 param="step",
             )
         self._bounds.check(plan, self._slots.num_blocks)
+        self._keep(plan)
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
             self._launcher.leave(slot)
             self._free(slot)
@@ -160,6 +162,16 @@ class Runner:
         if self._slots.guided[slot]:
             self.context.grammars.free(slot)
 
+    def _keep(self, plan: pb.StepPlan) -> None:
+        """Go on with what the first plan of an epoch keeps of earlier ranks."""
+        held, recurrent = self._held, self.context.caches.recurrent
+        if plan.HasField("kept") and (plan.step != 1 or held is None):
+            raise LedgerError(f"step {plan.step} keeps blocks that are not held")
+        if held is not None and plan.step == 1:
+            kept = held.begin(plan)
+            if recurrent is not None:
+                recurrent.mark_taken(*kept)
+
     def _restore(self, admission: pb.Admission) -> None:
         """Restore the recurrent state of a cached prefix from the snapshot of its exact length."""
         recurrent = self.context.caches.recurrent
@@ -175,7 +187,10 @@ class Runner:
         ends = np.cumsum(np.array(plan.extend_counts[:], dtype=np.int64))
         extended = plan.extend_slots, extend_groups(plan), plan.extend_counts
         for slot, group, count, end in zip(*extended, ends, strict=True):
-            self._slots.extend(slot, block_ids[end - count : end], group)
+            ids = block_ids[end - count : end]
+            if self._held is not None:
+                self._held.extend(ids, *self._slots.num_cached_entries(slot, group))
+            self._slots.extend(slot, ids, group)
 
 
 def _bounds(context: RankContext) -> PlanBounds:

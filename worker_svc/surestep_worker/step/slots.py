@@ -127,6 +127,15 @@ class Slots:
         self.block_tables[group, slot, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[group, slot] += len(block_ids)
 
+    def num_cached_entries(self, slot: int, group: int) -> tuple[int, int]:
+        """Return how many of the next entries of a table hold committed tokens already, and rows
+        of the drafter: those of a cached prefix."""
+        begin = int(self.num_blocks[group, slot])
+        cached = int(self.committed[slot]) // self.block_size - begin
+        # The last row is made once more.
+        drafted = (int(self.drafter_len[slot]) + 1) // self.block_size - begin
+        return max(cached, 0), max(drafted, 0) if group == 0 else 0
+
     def capacity(self, slot: IntArray) -> IntArray:
         """Return the tokens [R] that the blocks of slots cover."""
         covered: IntArray = self.num_blocks[:, slot].min(axis=0) * self.block_size

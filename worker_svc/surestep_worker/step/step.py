@@ -85,8 +85,8 @@ class StepLauncher:
         self._pass = ForwardPass(model, context.caches, ops, state, self._drafting, self._phases)
         self._sample = SamplingPass(model, context.pooling, tp, ops, state, self._phases)
         self._order = self._make_order()
-        recurrent = context.caches.recurrent
-        self._results = Results(context.slots, recurrent, self._drafting, self._order, tp.rank)
+        caches = context.caches
+        self._results = Results(context.slots, caches, self._drafting, self._order, tp.rank)
         self._graphs: Graphs | None = None  # before `prepare`, and where nothing is captured
 
     def _make_order(self) -> StepOrder:
@@ -98,7 +98,6 @@ class StepLauncher:
             self._sampling,
             self._drafting,
             self._guidance,
-            self._pass,
             self._phases,
             self._write,
         )
@@ -204,8 +203,11 @@ class StepLauncher:
             self._ops.write_runs(self._memory.words, extras.differences)
 
     def _requested(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
-        recurrent = self.context.caches.recurrent
-        return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
+        recurrent, held = self.context.caches.recurrent, self.context.caches.held
+        requested = read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
+        if held is not None and len(requested.id):
+            held.take(requested.id)
+        return requested
 
     def open(self) -> None:
         """Begin an epoch."""

@@ -30,6 +30,8 @@ WHERE = Neighbours(num_slots=4, step_tokens=24, max_model_len=160)
 RANDOM = torch.Generator().manual_seed(4)
 IDS = torch.randperm(VOCAB, generator=RANDOM)[:96].sort().values
 
+TWO_LAYERS = {"num_hidden_layers": 2}
+
 # How the head is made, and how it is saved.
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SafeAILab, fewer tokens": ({"draft_vocab": 96}, {"token_ids": IDS}),
@@ -49,8 +51,16 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm_before_fc": True},
         {"form": "specforge", "embedding": torch.randn(VOCAB, 64, generator=RANDOM)},
     ),
+    "P-EAGLE": (
+        {"mask_id": 159, "draft_vocab": 96, "norm_before_fc": True, "layer": TWO_LAYERS},
+        {"form": "specforge", "token_ids": IDS, "parallel_drafting": True, "ptd_token_id": 159},
+    ),
+    "P-EAGLE of speculators": (
+        {"mask_id": 7, "fc_norm": True, "norm_output": True, "window": 5},
+        {"form": "speculators", "speculators_model_type": "peagle", "mask_token_id": 7},
+    ),
     "two layers, four states": (
-        {"num_captured": 4, "layer": {"num_hidden_layers": 2}},
+        {"num_captured": 4, "layer": TWO_LAYERS},
         {"form": "modelopt", "layer_ids": (1, 2, 3, 5)},
     ),
 }
@@ -105,7 +115,7 @@ def test_a_window_of_another_width_is_seen(
     def attention(*told: Any, window: int) -> Attention:
         return Attention(*told, window=window + more)
 
-    monkeypatch.setattr("surestep_worker.models.eagle3.head.Attention", attention)
+    monkeypatch.setattr("surestep_worker.layers.draft_head.Attention", attention)
     assert share_of_wrong("dense", "a window of five rows", tmp_path, monkeypatch) > 0.1
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from support.checkpoints.changes import change_config, change_tensors, cut_short
 from support.checkpoints.copied_head import make_copied_pair
-from support.ranks.small import start_small
-from surestep_common.errors import InvalidRequest
+from support.ranks.small import check_only_drafts_are_lost, start_small
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of, read_entries
 from surestep_worker.startup import speculation
@@ -40,31 +40,18 @@ def start(
     return start_small(model, profile_result, held, speculative_config=drafts, **settings)
 
 
-def tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(head / "model.safetensors")
-    change(weights)
-    save_file(weights, head / "model.safetensors", metadata={"format": "pt"})
-
-
-def config(head: Path, **changes: Any) -> None:
-    whole = json.loads((head / "config.json").read_text()) | changes
-    (head / "config.json").write_text(json.dumps(whole))
-
-
-def cut_short(head: Path) -> None:
-    whole = (head / "model.safetensors").read_bytes()
-    (head / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-
-
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda head: (head / "config.json").unlink(), "cannot read"),
     "cut short": (cut_short, "model.safetensors"),
-    "tensor": (lambda head: tensors(head, lambda w: w.pop("fc.weight")), "missing: fc.weight"),
-    "width": (lambda head: config(head, hidden_size=64), "hidden states of 64 elements"),
-    "vocabulary": (lambda head: config(head, vocab_size=170), "a vocabulary of 170 tokens"),
-    "d2t": (lambda head: tensors(head, lambda w: w["d2t"].add_(1)), "d2t does not name"),
+    "tensor": (
+        lambda head: change_tensors(head, lambda w: w.pop("fc.weight")),
+        "missing: fc.weight",
+    ),
+    "width": (lambda head: change_config(head, hidden_size=64), "hidden states of 64 elements"),
+    "vocabulary": (lambda head: change_config(head, vocab_size=170), "a vocabulary of 170 tokens"),
+    "d2t": (lambda head: change_tensors(head, lambda w: w["d2t"].add_(1)), "d2t does not name"),
     "nan": (
-        lambda head: tensors(head, lambda w: w["fc.weight"].fill_(torch.nan)),
+        lambda head: change_tensors(head, lambda w: w["fc.weight"].fill_(torch.nan)),
         "its logits are not finite",
     ),
 }
@@ -75,14 +62,8 @@ def test_a_head_that_is_broken(pair: tuple[Path, Path], fault: str) -> None:
     breaks, message = FAULTS[fault]
     breaks(pair[1])
     if fault == "nan":  # read it where it counts
-        tensors(pair[1], lambda w: w["lm_head.weight"].fill_(torch.nan))
-    built = start(pair)
-    for facts in (built.facts, start(pair, built.profile_result).facts):  # and its replacement's
-        assert message in facts.drafter_fault
-        assert (facts.drafter, facts.max_draft_tokens, facts.drafter_has_state) == ("", 0, False)
-    with pytest.raises(InvalidRequest) as refused:
-        start(pair, require_drafter=True)
-    assert message in refused.value.message
+        change_tensors(pair[1], lambda w: w["lm_head.weight"].fill_(torch.nan))
+    check_only_drafts_are_lost(partial(start, pair), message)
 
 
 def test_a_head_that_works(pair: tuple[Path, Path]) -> None:
@@ -112,7 +93,7 @@ def test_a_rank_that_follows_reads_no_file_of_the_head(pair: tuple[Path, Path], 
     if left == "nothing":
         shutil.rmtree(pair[1])
     elif left == "another head":
-        tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
+        change_tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
     else:
         cut_short(pair[1])
     second = start(pair, first.profile_result, held)
@@ -128,7 +109,7 @@ def test_ranks_with_different_heads_in_memory_look_into_their_folders(
     """As where one supervisor was lost, and with it the head as it was before."""
     held = HeldWeights()
     first = start(pair, held=held)
-    tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
+    change_tensors(pair[1], lambda w: w["lm_head.weight"].neg_())
     for other, drafter in ((fingerprint_of(pair[1]), "eagle3"), ("0" * 32, "")):
         monkeypatch.setattr(
             speculation, "gather_fingerprints", lambda mine, tp, other=other: [mine, other]
@@ -144,12 +125,12 @@ def test_ranks_with_different_heads_in_memory_look_into_their_folders(
 def test_a_head_that_is_broken_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:
     """What was begun of it is not taken for a head by the next rank."""
     held = HeldWeights()
-    tensors(pair[1], lambda w: w["d2t"].add_(1))
+    change_tensors(pair[1], lambda w: w["d2t"].add_(1))
     first = start(pair, held=held)
     assert "d2t" in first.facts.drafter_fault
     assert held.nbytes == os.fstat(held.fds.model).st_size
     held.renew(all_of_it=False)
-    tensors(pair[1], lambda w: w["d2t"].sub_(1))
+    change_tensors(pair[1], lambda w: w["d2t"].sub_(1))
     assert start(pair, b"", held).facts.drafter == "eagle3"
 
 
@@ -159,8 +140,8 @@ def test_layer_numbers_that_are_meant_otherwise(
     """Nested ones name the layer that is read; these count those before it."""
     head = tmp_path / "head"
     pair = make_copied_pair(tmp_path / "model", head, guard=True), head
-    config(head, eagle_aux_hidden_state_layer_ids=None)
-    config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
+    change_config(head, eagle_aux_hidden_state_layer_ids=None)
+    change_config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
     built = start(pair)
     assert list(built.facts.draft_layers) == [1, 2]
     assert "it reads the latter" in caplog.text

@@ -11,8 +11,8 @@ import torch
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.paged_attention.backends import choose_attention
+from surestep_worker.checkpoint.formats import Mxfp4Blocks
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import ModelSource, attention_case
 from surestep_worker.models.gpt_oss.config import GptOssConfig
@@ -72,7 +72,7 @@ def test_the_published_file() -> None:
     assert (config.sliding_window, config.swiglu_limit) == (128, 7.0)
     assert config.layer_types[:2] == ("sliding_attention", "full_attention")
     assert config.eos_token_ids == (200002, 199999, 200012)
-    assert isinstance(config.quantization, Mxfp4)
+    assert isinstance(config.quantization, Mxfp4Blocks)
 
 
 def test_rotary_frequencies_of_the_published_file() -> None:

@@ -32,7 +32,11 @@ _ARCHITECTURES = {
     "Eagle3LlamaForCausalLM": "LlamaForCausalLM",
     "Eagle3Qwen3ForCausalLM": "Qwen3ForCausalLM",
     "Qwen3ForCausalLMEagle3": "Qwen3ForCausalLM",
+    "PEagleDraftModel": "LlamaForCausalLM",
+    "PeagleLlamaForCausalLM": "LlamaForCausalLM",
+    "PeagleQwen3ForCausalLM": "Qwen3ForCausalLM",
 }
+_MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")  # names of it
 _LAYER_KINDS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # of speculators
 _MAX_SCALE = 1e6
 
@@ -57,6 +61,7 @@ class Eagle3Config:
     norm_before_residual: bool  # the first layer adds to what `hidden_norm` puts out
     norm_output: bool  # further drafts are made of the normed output
     logit_scale: float
+    mask_id: int | None  # token in the place of unknown ones, of a head that drafts all at once
 
     @classmethod
     def parse(
@@ -72,7 +77,7 @@ class Eagle3Config:
         is_speculators = "transformer_layer_config" in whole
         layer = whole.object("transformer_layer_config") if is_speculators else whole
         decoder = LlamaConfig.parse(ConfigFiles(_as_decoder(files, layer, model), {}))
-        _refuse_other_models(whole, decoder, model)
+        refuse_other_models(whole, decoder, model)
         _refuse_unserved(whole, nested)
 
         def flag(key: str, *, default: bool = False) -> bool:
@@ -89,12 +94,16 @@ class Eagle3Config:
             norm_before_residual=flag("norm_before_residual", default=is_speculators),
             norm_output=flag("norm_output"),
             logit_scale=whole.number("logit_scale", _MAX_SCALE, default=1.0),
+            mask_id=_mask_id(whole, nested, model.vocab_size),
         )
 
     @property
     def hidden_size(self) -> int:
         """Width of the head."""
         return self.decoder.hidden_size
+
+    def check_drafts(self, most: int) -> None:
+        """Pass: the head is used again for any number of drafts of a window."""
 
 
 def read_captured(
@@ -107,7 +116,7 @@ def read_captured(
     InvalidRequest for numbers that mean no layer under either reading.
     """
     if asked is not None:
-        return CapturedLayers(_checked(asked, num_layers), "as asked")
+        return CapturedLayers(checked_layers(asked, num_layers), "as asked")
     if _LAYER_IDS in whole:
         given, after = whole.sizes(_LAYER_IDS, MAX_LAYERS), 0
     elif _LAYER_IDS in nested:
@@ -116,15 +125,17 @@ def read_captured(
         given, after = whole.sizes(_TRT_LAYER_IDS, MAX_LAYERS), 1
     else:
         default = 2, num_layers // 2, num_layers - 3
-        return CapturedLayers(_checked(default, num_layers), "EAGLE-3's default")
+        return CapturedLayers(checked_layers(default, num_layers), "EAGLE-3's default")
     as_they_are, next_ones = tuple(given), tuple(i + 1 for i in given)
     if num_layers in given:
-        return CapturedLayers(_checked(as_they_are, num_layers), "config.json")
+        return CapturedLayers(checked_layers(as_they_are, num_layers), "config.json")
     first, other = (next_ones, as_they_are) if after else (as_they_are, next_ones)
-    return CapturedLayers(_checked(first, num_layers), "config.json", _checked(other, num_layers))
+    return CapturedLayers(
+        checked_layers(first, num_layers), "config.json", checked_layers(other, num_layers)
+    )
 
 
-def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """In ascending order."""
     ordered = tuple(sorted(set(layers)))
     if (
@@ -133,11 +144,22 @@ def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
         or not 0 <= ordered[0] <= ordered[-1] <= num_layers
     ):
         raise InvalidRequest(
-            f"it cannot read a model of {num_layers} layers after layers {list(layers)}: "
-            f"{_LAYER_IDS} says which",
+            f"it cannot read a model of {num_layers} layers after layers {list(layers)}, which "
+            "its config.json or the command line names",
             param="speculative_config",
         )
     return ordered
+
+
+def _mask_id(whole: Fields, nested: Fields, vocab_size: int) -> int | None:
+    """Read the mask token of P-EAGLE; None for a head that drafts one token after the other."""
+    named = whole.text("speculators_model_type", ""), *whole.texts("architectures")
+    says_so = any(name.lower().startswith("peagle") for name in named)
+    says_so = nested.flag("parallel_drafting", default=says_so)
+    if not whole.flag("parallel_drafting", default=says_so):
+        return None
+    key = next((key for key in _MASK_IDS if key in whole), _MASK_IDS[0])
+    return whole.size(key, vocab_size - 1, least=0)
 
 
 def _as_decoder(files: ConfigFiles, layer: Fields, model: ModelConfig) -> dict[str, object]:
@@ -167,7 +189,7 @@ def _as_decoder(files: ConfigFiles, layer: Fields, model: ModelConfig) -> dict[s
     }
 
 
-def _refuse_other_models(whole: Fields, decoder: LlamaConfig, model: ModelConfig) -> None:
+def refuse_other_models(whole: Fields, decoder: LlamaConfig, model: ModelConfig) -> None:
     """Raise InvalidRequest for a head that was made for a model of another shape."""
     width = whole.size("target_hidden_size", MAX_WIDTH, default=decoder.hidden_size)
     if width != model.hidden_size:
@@ -192,5 +214,7 @@ def _refuse_unserved(whole: Fields, nested: Fields) -> None:
             "served",
             param="speculative_config",
         )
-    if whole.flag("parallel_drafting", default=False):
-        raise InvalidRequest("parallel_drafting is not served", param="speculative_config")
+    for fields in (whole, nested):
+        if fields.size("parallel_draft_step", MAX_LAYERS, default=1) > 1:
+            message = "parallel_draft_step, a head for each draft, is not served"
+            raise InvalidRequest(message, param="speculative_config")

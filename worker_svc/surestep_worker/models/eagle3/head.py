@@ -2,7 +2,8 @@
 
 What is kept of a position is `fc` of the model's residual stream after a few of its layers. The
 first layer of the head reads that beside the embedding of the next token, and adds to it; what
-comes out is at once the source of the logits and what the next draft is made of.
+comes out is at once the source of the logits and what the next draft is made of. P-EAGLE (2026,
+arXiv 2602.01469) reads a mask token and a learned state for every further draft instead.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 import torch
-from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
-from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
-from surestep_worker.configs.model_config import SLIDING_ATTENTION
-from surestep_worker.layers.attention import Attention, attention_table
 from surestep_worker.layers.context import LayerContext, StepBatch
-from surestep_worker.layers.decoder_layer import DecoderLayer, LayerStack
-from surestep_worker.layers.embedding import Embedding, OutputHead, OutputRows, Vocabulary
+from surestep_worker.layers.decoder_layer import LayerStack
+from surestep_worker.layers.draft_head import BlockPass, draft_cache, draft_layers
+from surestep_worker.layers.embedding import (
+    DraftVocabulary,
+    Vocabulary,
+    draft_vocabulary_table,
+)
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
-from surestep_worker.layers.mlp import GatedMlp, mlp_table
 from surestep_worker.layers.residual import Residual, take_norm
 from surestep_worker.models.llama.config import LlamaConfig
+from surestep_worker.models.llama.table import layer_table
 
 from .config import Eagle3Config
 
@@ -53,13 +55,13 @@ def parameter_table(
         for k in range(read):
             table[f"fc_norm.{k}"] = shard.whole(f"fc_norm.{k}.weight", model_width)
     for i in range(decoder.num_layers):
-        to, at, inputs = f"{i}.", _prefix(i, names), 2 * width if i == 0 else width
-        table[f"{to}input_norm"] = shard.whole(f"{at}input_layernorm.weight", width)
-        table[f"{to}post_norm"] = shard.whole(f"{at}post_attention_layernorm.weight", width)
-        table |= attention_table(f"{to}mixer.", f"{at}self_attn.", decoder, shard, inputs)
-        inner, bias = decoder.intermediate_size, decoder.mlp_bias
-        table |= mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard, bias=bias)
-    return table | _vocabulary_table(config, shard, names, model_width, tied=tied)
+        inputs = 2 * width if i == 0 else width
+        table |= layer_table(f"{i}.", _prefix(i, names), decoder, shard, inputs)
+    if config.mask_id is not None:
+        source = TensorSource("mask_hidden", (1, read * model_width), slice(0, 1))
+        table["mask_hidden"] = Parameter((1, read * model_width), (source,))
+    drafted = config.draft_vocab_size
+    return table | draft_vocabulary_table(decoder, drafted, shard, names, model_width, tied=tied)
 
 
 def _prefix(layer: int, names: Set[str]) -> str:
@@ -68,33 +70,10 @@ def _prefix(layer: int, names: Set[str]) -> str:
     return "midlayer." if alone and layer == 0 else f"layers.{layer}."
 
 
-def _vocabulary_table(
-    config: Eagle3Config, shard: Sharding, names: Set[str], model_width: int, *, tied: bool
-) -> dict[str, Parameter]:
-    """Return the vocabulary that belongs to the head. Tokens outside it use the model's.
-
-    Of an output head, fewer rows than the model has are taken only where those are an embedding's.
-    """
-    width, vocab, drafted = config.hidden_size, config.decoder.vocab_size, config.draft_vocab_size
-    fewer = drafted != vocab
-    table = dict[str, Parameter]()
-    if "embed_tokens.weight" in names or width != model_width:
-        table["embedding"] = shard.vocabulary("embed_tokens.weight", vocab, width)
-    narrow = width != model_width and not _is_tied(config)
-    if "lm_head.weight" in names or narrow or (fewer and not tied):
-        table["lm_head"] = shard.vocabulary("lm_head.weight", drafted, width)
-    if "d2t" in names or fewer:
-        source = TensorSource("d2t", (drafted,), slice(0, drafted), dtypes=("I64", "I32"))
-        table["d2t"] = Parameter((drafted,), (source,))
-    return table
-
-
-def _is_tied(config: Eagle3Config) -> bool:
-    return config.decoder.tie_word_embeddings
-
-
 class Eagle3Head:
     """The head on one rank, see DraftHead."""
+
+    reads_hidden, capturable = True, True
 
     def __init__(
         self,
@@ -114,28 +93,27 @@ class Eagle3Head:
         self._ops, self._tp = context.kernels, context.shard.tp
         self.captured_layers, self.other_layers = config.captured.chosen, config.captured.other
         self.width = config.hidden_size
-        heads = KVHeads(max(1, decoder.num_kv_heads // self._tp.size), decoder.head_dim)
-        self.kv_layers = (heads,) * decoder.num_layers
+        self.kv_layers = draft_cache(context)
         self._fc_norms = _take_fc_norms(context, config)
         self._fc = take_linear(weights, "fc", context.kernels)
         self._hidden_norm = take_norm(context, "0.hidden_norm")
-        layers = [
-            _layer(f"{i}.", context, kind, first_cache_layer + i)
-            for i, kind in enumerate(decoder.layer_types)
-        ]
+        layers = draft_layers(context, first_cache_layer)
         self._norm = take_norm(context, "norm")
         self._layers = LayerStack(context, layers, self._norm)
-        self._embed, self._logits = vocabulary.embed, vocabulary.logits
-        if "embedding" in weights:
-            self._embed = Embedding(context)
-        self.token_ids = _take_token_ids(context, config) if "d2t" in weights else None
-        tied = _is_tied(config) and self._embed is not vocabulary.embed
-        if tied or "lm_head" in weights:
-            own = "lm_head" in weights
-            self._logits = OutputHead(context, config.draft_vocab_size, tied=not own)
-        elif config.draft_vocab_size != decoder.vocab_size:
-            assert self.token_ids is not None
-            self._logits = OutputRows(context, vocabulary.embed, self.token_ids)
+        own = DraftVocabulary(context, config.draft_vocab_size, vocabulary)
+        self._embed, self._logits, self.token_ids = own.embed, own.logits, own.token_ids
+        self._first, self.block = first_cache_layer, self._take_block(context)
+
+    def _take_block(self, context: LayerContext[LlamaConfig]) -> BlockPass | None:
+        """Take what stands for hidden states that are unknown, if the head drafts all at once."""
+        mask_id = self._config.mask_id
+        if mask_id is None:
+            return None
+        unknown = context.weights.take("mask_hidden")
+        captured = unknown.chunk(len(self._config.captured.chosen), dim=1)
+        with torch.no_grad():
+            self._unknown = self.keep(unknown, [part.contiguous() for part in captured])
+        return BlockPass(mask_id, self._draft, anchored=False)
 
     def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
         """Return `fc` of the captured states, normalised first where the head does that."""
@@ -158,6 +136,12 @@ class Eagle3Head:
         x = layers(x, residual, batch, caches)
         return x if self._config.norm_output else residual.hidden
 
+    def _draft(self, batch: StepBatch, caches: Caches) -> Tensor:
+        """Return the output [T, H] for tokens and hidden states that are unknown, see BlockPass."""
+        causal = [1] * len(self._layers)
+        hidden = self._unknown.repeat(len(batch.token_ids), 1)
+        return self.forward(hidden, batch, Caches(caches.kv.in_groups(self._first, causal)))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits f32[N, D] over the tokens that the head can draft."""
         if not self._config.norm_output:
@@ -167,34 +151,9 @@ class Eagle3Head:
         return logits if scale == 1.0 else logits * scale
 
 
-def _layer(
-    to: str, context: LayerContext[LlamaConfig], kind: str, cache_layer: int
-) -> DecoderLayer:
-    window = context.config.sliding_window if kind == SLIDING_ATTENTION else None
-    mixer = Attention(f"{to}mixer.", context, cache_layer, window=window or 0)
-    return DecoderLayer(to, context, mixer, GatedMlp(f"{to}mlp.", context))
-
-
 def _take_fc_norms(context: LayerContext[LlamaConfig], config: Eagle3Config) -> list[Tensor]:
     """Take the norms of each captured state, or one of all of them, or none."""
     names = ["fc_norm"] if config.norm_before_fc else []
     if config.fc_norm:
         names = [f"fc_norm.{k}" for k in range(len(config.captured.chosen))]
     return [take_norm(context, name) for name in names]
-
-
-def _take_token_ids(context: LayerContext[LlamaConfig], config: Eagle3Config) -> Tensor:
-    """The model's id i64[D] of each token that the head can draft; `d2t` holds the differences."""
-
-    def to_ids(offsets: Tensor) -> Tensor:
-        ids = offsets + torch.arange(len(offsets))
-        low, high, size = int(ids.min()), int(ids.max()), config.decoder.vocab_size
-        if not 0 <= low <= high < size or len(ids.unique()) != len(ids):
-            raise InvalidRequest(
-                f"d2t does not name {len(ids)} different tokens of {size}, but ids from {low} to "
-                f"{high}",
-                param="speculative_config",
-            )
-        return ids
-
-    return context.weights.take("d2t", torch.int64, to_ids)

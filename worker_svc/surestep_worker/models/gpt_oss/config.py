@@ -19,10 +19,11 @@ from surestep_worker.configs.model_config import (
     read_layer_types,
     read_num_experts,
     read_sizes,
+    read_window,
     refuse_unserved,
 )
 from surestep_worker.configs.quantization import read_quantization
-from surestep_worker.configs.rope import MAX_POSITION, read_rope, rope_parameters
+from surestep_worker.configs.rope import read_rope, rope_parameters
 
 _MAX_LIMIT = 1e6
 _ALPHA = 1.702  # of clamped_swiglu
@@ -51,7 +52,7 @@ class GptOssConfig(RoutedConfig):
             **sizes,
             intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
             rope=read_rope(raw, _rope(raw)),
-            sliding_window=_sliding_window(raw, layer_types),
+            sliding_window=read_window(raw, layer_types),
             qkv_bias=bias,
             o_bias=bias,
             mlp_bias=True,
@@ -92,9 +93,3 @@ def _layer_types(raw: Fields, num_layers: int) -> tuple[str, ...]:
     """The first layer has a window unless the file says otherwise."""
     kinds = (SLIDING_ATTENTION, FULL_ATTENTION)
     return read_layer_types(raw, [kinds[i % 2] for i in range(num_layers)])
-
-
-def _sliding_window(raw: Fields, layer_types: tuple[str, ...]) -> int | None:
-    if SLIDING_ATTENTION not in layer_types:
-        return None
-    return raw.size("sliding_window", MAX_POSITION)

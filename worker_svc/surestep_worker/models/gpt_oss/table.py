@@ -14,11 +14,6 @@ from surestep_worker.layers.moe import GptOssMoe, gpt_oss_moe_table
 from .config import GptOssConfig
 
 
-def ignored(config: GptOssConfig, shard: Sharding, *, draft_head: bool) -> tuple[str, ...]:
-    """Return regular expressions of checkpoint tensors that hold nothing of their own."""
-    return (r"lm_head\.weight",) if config.tie_word_embeddings else ()
-
-
 def parameter_table(
     config: GptOssConfig, shard: Sharding, names: Set[str], *, draft_head: bool
 ) -> dict[str, Parameter]:
@@ -41,6 +36,5 @@ GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     parse=GptOssConfig.parse,
     parameter_table=parameter_table,
-    ignored=ignored,
     feed_forward=GptOssMoe,
 )

@@ -21,6 +21,7 @@ from surestep_worker.configs.model_config import (
     MAX_WIDTH,
     architecture_of,
     lookup,
+    read_dense_layers,
     read_dtype,
     read_eos_token_ids,
     read_num_experts,
@@ -83,7 +84,7 @@ class HybridConfig(DeltaModelConfig):
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
         bias = raw.flag("attention_bias", default=False)
-        dense_layers = _dense_layers(raw) if traits.moe else frozenset[int]()
+        dense_layers = read_dense_layers(raw) if traits.moe else frozenset[int]()
         return cls(
             architecture=architecture,
             traits=traits,
@@ -197,10 +198,3 @@ def _dense_size(raw: Fields, *, needed: bool) -> int:
     if needed:
         return raw.size("intermediate_size", MAX_WIDTH)
     return raw.size("intermediate_size", MAX_WIDTH, least=0, default=0)
-
-
-def _dense_layers(raw: Fields) -> frozenset[int]:
-    layers = raw.size("num_hidden_layers", MAX_LAYERS)
-    step = raw.size("decoder_sparse_step", MAX_LAYERS, default=1)
-    skipped = (i for i in range(layers) if (i + 1) % step)
-    return frozenset((*raw.sizes("mlp_only_layers", layers), *skipped))

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3."""
+"""Llama, Mistral, Ministral, Qwen2, Qwen3 and SmolLM3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: where the parameters of their checkpoints are."""
+"""Llama and its likes (see config.py): where the parameters of their checkpoints are."""
 
 from __future__ import annotations
 
@@ -36,16 +36,24 @@ def parameter_table(
     table = vocabulary_table(prefix, config, shard, head=head)
     table["norm"] = shard.whole(f"{prefix}norm.weight", width)
     for i in range(config.num_layers):
-        to, at = f"{i}.", f"{prefix}layers.{i}."
-        norms = {
-            f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
-            f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
-        }
-        mixer = attention_table(f"{to}mixer.", f"{at}self_attn.", config, shard)
-        inner, bias = config.intermediate_size, config.mlp_bias
-        mlp = mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard, bias=bias)
-        table |= norms | mixer | mlp
+        table |= layer_table(f"{i}.", f"{prefix}layers.{i}.", config, shard)
     return table
+
+
+def layer_table(
+    to: str, at: str, config: LlamaConfig, shard: Sharding, inputs: int | None = None
+) -> dict[str, Parameter]:
+    """Return the parameters of the layer whose tensors begin with `at`.
+
+    Its attention has as many `inputs` as the layer is wide, unless they are given.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    return {
+        f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
+        f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
+        **attention_table(f"{to}mixer.", f"{at}self_attn.", config, shard, inputs),
+        **mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard, bias=config.mlp_bias),
+    }
 
 
 LLAMA = Family(

@@ -1,0 +1,274 @@
+"""Weights that are whole numbers, less a zero point, times a scale of a group of inputs.
+
+Numbers of 2 or 4 bits become INT4. Those of 8 bits, and scales of more than 16 bits, become codes
+with minima, of which a zero point times its scale is rounded once, if at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import QuantizedWeight
+from torch import Tensor
+
+from .format import (
+    EVERYTHING,
+    FLOATS,
+    Format,
+    Read,
+    Share,
+    Stored,
+    Types,
+    Weight,
+    blocks_of,
+    finite,
+    group_size_of,
+    grouped,
+    refuse_sizes,
+    slice_of,
+)
+
+_WORD_BITS = 32
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each output within the word
+_MOST_INT4 = 15  # zero point, and code
+_SCALE_BITS = 0xF  # of a scale in fp32, free for the zero point of INT4
+
+
+class Numbers(NamedTuple):
+    """Whole numbers [N, K], with the zero points and the scales [N, K / g] of their groups."""
+
+    codes: Tensor  # u8
+    zeros: Tensor  # i32
+    scales: Tensor  # f32
+    bits: int
+
+    def in_order(self, share: Share, group: int) -> QuantizedWeight:
+        """Return the weight of a share whose groups are `group` neighbouring inputs."""
+        group_size = group_size_of(group, share)
+        every = blocks_of(share.columns, group, group_size)
+        codes, scales = self.codes.contiguous(), self.scales[:, every].contiguous()
+        zeros = self.zeros[:, every].contiguous()
+        short = self.bits <= 4 and not (scales.view(torch.int32) & _SCALE_BITS).any()
+        if short and not (zeros > _MOST_INT4).any():
+            return QuantizedWeight(codes, scales, zeros.to(torch.uint8), group_size)
+        bits = 4 if self.bits <= 4 else 8
+        return QuantizedWeight(codes, scales, None, group_size, -zeros * scales, bits)
+
+    def in_another_order(self, owners: Tensor) -> Tensor:
+        """Return the weight f32[N, K] whose input k is of group owners[k]."""
+        return (self.codes.float() - self.zeros[:, owners]) * self.scales[:, owners]
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed(Format):
+    """Words of codes and of zero points, and scales, for inputs times outputs."""
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether any of the tensors is present; unquantised modules have none of them."""
+        return any(f"{module}.{name}" in types for name in ("qweight", "qzeros", "scales"))
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(_Transposed):
+    """4-bit weights, a scale and a zero point per output and group of inputs (Lin et al., 2024).
+
+    Stored as AutoAWQ's "gemm": transposed, the codes of eight neighbouring outputs in one int32.
+    """
+
+    group_size: int  # inputs; -1: all
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return the tensors. Groups and words must be full."""
+        group, word = grouped(columns, self.group_size), len(_AWQ_PLACES)
+        if rows % word or columns % group:
+            wanted = f"outputs must be a multiple of {word}, inputs of the group size {group}"
+            refuse_sizes(module, "AWQ", rows, columns, wanted)
+        words, groups = rows // word, columns // group
+        return {
+            f"{module}.qweight": Stored((columns, words), ("I32",)),
+            f"{module}.qzeros": Stored((groups, words), ("I32",)),
+            f"{module}.scales": Stored((groups, rows), ("F16", "BF16")),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        module, group = share.module, grouped(share.inputs, self.group_size)
+        word = len(_AWQ_PLACES)
+        words, groups = slice_of(share.rows, word), slice_of(share.columns, group)
+        first = share.rows.start - words.start * word
+        rows = slice(first, first + len(share.rows))
+        packed = read(f"{module}.qweight", slice_of(share.columns), words)
+        codes = unpack(packed, 4, _AWQ_PLACES).T[rows]
+        zeros = unpack(read(f"{module}.qzeros", groups, words), 4, _AWQ_PLACES).T[rows]
+        scales = read(f"{module}.scales", groups, slice_of(share.rows)).float().T
+        return Numbers(codes, zeros.int(), scales, 4).in_order(share, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(_Transposed):
+    """Weights of 2, 4 or 8 bits, a scale and a zero per output and group (Frantar et al., 2023).
+
+    Stored transposed: the codes of neighbouring inputs in one int32, and the zero points of
+    neighbouring outputs. Where inputs were grouped in another order than that of their places,
+    `g_idx` has the group of each, and no layout of ours holds the weight.
+    """
+
+    group_size: int  # inputs; -1: all
+    zero_offset: int  # of AutoGPTQ's first format, which stores zero points minus 1
+    bits: int = 4
+    has_index: bool = True  # there is a g_idx
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return the tensors. Words and groups must be full."""
+        group, word = grouped(columns, self.group_size), _WORD_BITS // self.bits
+        if rows % word or columns % word or columns % group:
+            wanted = f"both must be multiples of {word}, inputs of the group size {group}"
+            refuse_sizes(module, "GPTQ", rows, columns, wanted)
+        groups = columns // group
+        tensors = {
+            f"{module}.qweight": Stored((columns // word, rows), ("I32",)),
+            f"{module}.qzeros": Stored((groups, rows // word), ("I32",)),
+            f"{module}.scales": Stored((groups, rows), ("F16", "BF16")),
+        }
+        if self.has_index:
+            tensors[f"{module}.g_idx"] = Stored((columns,), ("I32",))
+        return tensors
+
+    def read(self, share: Share, read: Read) -> Weight:
+        """Read a share. Also raises InvalidRequest for zero points of more bits than codes have."""
+        module, group = share.module, grouped(share.inputs, self.group_size)
+        word, places = _WORD_BITS // self.bits, range(_WORD_BITS // self.bits)
+        rows, words = slice_of(share.rows), slice_of(share.rows, word)
+        owners = None
+        if self.has_index:
+            owners = read_owners(f"{module}.g_idx", share, group, read)
+        groups = slice_of(share.columns, group) if owners is None else slice(0, None)
+        packed = read(f"{module}.qweight", slice_of(share.columns, word), rows)
+        first = share.columns.start % word
+        codes = unpack(packed.T, self.bits, places)[:, first : first + len(share.columns)]
+        first = share.rows.start - words.start * word
+        zeros = unpack(read(f"{module}.qzeros", groups, words), self.bits, places).int()
+        zeros = (zeros + self.zero_offset).T[first : first + len(share.rows)]
+        if (zeros >= 1 << self.bits).any() and self.bits == 4:
+            raise InvalidRequest(f"{module}.qzeros holds more than 4 bits", param="model")
+        scales = finite(read(f"{module}.scales", groups, rows).float().T, f"{module}.scales")
+        numbers = Numbers(codes, zeros, scales, self.bits)
+        return (
+            numbers.in_order(share, group) if owners is None else numbers.in_another_order(owners)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers(Format):
+    """Numbers of 2, 4 or 8 bits as compressed-tensors packs them: neighbouring inputs in an int32,
+    the smallest number as 0."""
+
+    group_size: int  # inputs; -1: all
+    bits: int
+    symmetric: bool  # zero points are in the middle, and not stored
+    in_order: bool = True  # there is no g_idx
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether there are words of numbers."""
+        codes = f"{module}.weight_packed"
+        return codes in types and types.dtype(codes) == "I32"
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return the tensors. Groups must be full."""
+        group, word = grouped(columns, self.group_size), _WORD_BITS // self.bits
+        if columns % group:
+            wanted = f"inputs must be a multiple of the group size {group}"
+            refuse_sizes(module, "pack-quantized", rows, columns, wanted)
+        groups = columns // group
+        tensors = {
+            f"{module}.weight_packed": Stored((rows, -(-columns // word)), ("I32",)),
+            f"{module}.weight_scale": Stored((rows, groups), FLOATS, shortened=True),
+        }
+        if not self.symmetric:
+            zeros = Stored((-(-rows // word), groups), ("I32",))
+            tensors[f"{module}.weight_zero_point"] = zeros
+        if not self.in_order:
+            tensors[f"{module}.weight_g_idx"] = Stored((columns,), ("I32",))
+        return tensors
+
+    def read(self, share: Share, read: Read) -> Weight:
+        module, word, places = share.module, _WORD_BITS // self.bits, range(_WORD_BITS // self.bits)
+        group = EVERYTHING if self.group_size == -1 else self.group_size
+        rows, words = slice_of(share.rows), slice_of(share.columns, word)
+        owners = None
+        if not self.in_order:
+            owners = read_owners(f"{module}.weight_g_idx", share, group, read)
+        groups = slice_of(share.columns, group) if owners is None else slice(0, None)
+        first = share.columns.start - words.start * word
+        codes = unpack(read(f"{module}.weight_packed", rows, words), self.bits, places)
+        codes = codes[:, first : first + len(share.columns)]
+        scale = f"{module}.weight_scale"
+        scales = finite(read(scale, rows, groups).float(), scale)
+        zeros = torch.full_like(scales, 1 << self.bits - 1, dtype=torch.int32)
+        if not self.symmetric:
+            whole = slice_of(share.rows, word)
+            packed = read(f"{module}.weight_zero_point", whole, groups)
+            begin = share.rows.start - whole.start * word
+            zeros = unpack(packed.T, self.bits, places).T[begin : begin + len(share.rows)].int()
+        numbers = Numbers(codes, zeros, scales, self.bits)
+        return (
+            numbers.in_order(share, group) if owners is None else numbers.in_another_order(owners)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(Format):
+    """Signed bytes, with a scale, and maybe a zero point, for each output or for all of them.
+
+    Scales of inputs are not read: inputs are multiplied as they are.
+    """
+
+    symmetric: bool
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether the weight is in bytes."""
+        weight = f"{module}.weight"
+        return weight in types and types.dtype(weight) == "I8"
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return the tensors."""
+        tensors = {
+            f"{module}.weight": Stored((rows, columns), ("I8",)),
+            f"{module}.weight_scale": Stored((rows, 1), FLOATS, shortened=True),
+        }
+        if not self.symmetric:
+            tensors[f"{module}.weight_zero_point"] = Stored((rows, 1), ("I8",), shortened=True)
+        return tensors
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        module, rows, first = share.module, slice_of(share.rows), slice(0, 1)
+        codes = read(f"{module}.weight", rows, slice_of(share.columns))
+        scale = f"{module}.weight_scale"
+        scales = finite(read(scale, rows, first).float(), scale)
+        zeros = torch.full_like(scales, 128, dtype=torch.int32)
+        if not self.symmetric:
+            zeros += read(f"{module}.weight_zero_point", rows, first).int()
+        unsigned = codes.contiguous().view(torch.uint8) ^ 0x80
+        return Numbers(unsigned, zeros, scales, 8).in_order(share, EVERYTHING)
+
+
+def read_owners(name: str, share: Share, group: int, read: Read) -> Tensor | None:
+    """Read the group i64[K] of each input; None where each is of that of its place.
+
+    Raises InvalidRequest for a group that does not exist.
+    """
+    owners = read(name, slice_of(share.columns), slice(0, 1))[:, 0].long()
+    if torch.equal(owners, torch.arange(share.columns.start, share.columns.stop) // group):
+        return None
+    if owners.min() < 0 or owners.max() >= -(-share.inputs // group):
+        raise InvalidRequest(f"{name} names groups that do not exist", param="model")
+    return owners
+
+
+def unpack(words: Tensor, bits: int, places: Sequence[int]) -> Tensor:
+    """Return codes u8[R, n W] of words i32[R, W], each of which holds n codes at these places."""
+    codes = [(words >> bits * place & (1 << bits) - 1).to(torch.uint8) for place in places]
+    return torch.stack(codes, dim=-1).flatten(1)

@@ -1,0 +1,11 @@
+"""Any decoder that transformers has: its own forward pass, over our attention, products and caches.
+
+What is computed by which module in which order is theirs; every product with a weight, attention,
+routed experts, norms and rotary tables are ours, since a row of theirs may depend on its company.
+"""
+
+from __future__ import annotations
+
+from .model import TRANSFORMERS
+
+__all__ = ["TRANSFORMERS"]
