@@ -138,6 +138,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
                 (info.costs.draft_rows, info.costs.draft_us),
                 info.costs.us_per_context_token,
                 max_tokens=tokens,
+                at_once=info.costs.drafts_at_once,
             ),
             enable_prefix_caching=self.enable_prefix_caching,
             headless=info.headless,

@@ -46,7 +46,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     async with asyncio.TaskGroup() as tasks:
         keys = _keys(settings)
         owners = CacheOwners(keys, shared=settings.share_prefix_cache_between_keys)
-        service = SchedulerService(engine, settings.scheduler_listen, tracer, owners)
+        service = SchedulerService(engine, settings.scheduler_listen, tracer, owners, tasks)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc
         )
@@ -65,6 +65,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             # The port stays open meanwhile, to answer that this scheduler drains.
             await service.wait_until_quiet(0 if loop.done() else settings.drain_timeout_s)
             engine.hand_back()
+            service.stop()
             await server.stop(_LAST_WORDS_S)
             await end(loop)
             await tracer.close()

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat, takewhile
 
-from surestep_common.invariants import NULL_BLOCK
+import numpy as np
+from surestep_common.invariants import NULL_BLOCK, BoolArray
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +166,30 @@ class BlockPool:
     def num_cached(self, blocks: Iterable[int]) -> int:
         """Count the blocks that are available but still have content."""
         return sum(map(self._cached.__contains__, blocks))
+
+    def retain(self, kept: BoolArray, drafted: BoolArray) -> None:
+        """Keep the content of blocks [num_blocks] that are `kept`, when none is in use.
+
+        Of those that are not `drafted` the drafter's rows are lost.
+        """
+        assert not self.num_used
+        for block in list(self._cached):
+            key = self._keys[block]
+            assert key is not None
+            if not kept[block]:
+                self.forget(key)
+        self._drafted = [*map(bool, self._drafted & kept & drafted)]
+
+    @property
+    def cached(self) -> list[int]:
+        """Blocks that are available but still have content."""
+        return list(self._cached)
+
+    def contents(self) -> tuple[BoolArray, BoolArray]:
+        """Return which blocks are cached, and in which of them the drafter's rows are valid."""
+        cached = np.zeros(self.num_blocks, dtype=np.bool_)
+        cached[self.cached] = True
+        return cached, cached & np.array(self._drafted)
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Assert the pool's invariants, given the block tables of all holders of references."""

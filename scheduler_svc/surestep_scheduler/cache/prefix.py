@@ -23,10 +23,11 @@ prefix after that. Nothing counts as taken before the result says so.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+import numpy as np
 from surestep_common.kv_groups import ALL, KVGroups
 
 from .blocks import BlockPool, BlockTable
@@ -191,6 +192,17 @@ class SnapshotCache:
     def release(self, ids: Iterable[int]) -> None:
         """Give up one hold on each id: from now on it may be reused, or found."""
         self.pool.release(ids)
+
+    def retain(self, lengths: Mapping[int, int], block_size: int) -> None:
+        """Keep no other snapshots than these, each of so many tokens, when none is in use."""
+        kept = np.zeros(1 + self.num_ids, dtype=np.bool_)
+        for snapshot, length in lengths.items():
+            kept[snapshot] = length == self._num_blocks[snapshot] * block_size
+        self.pool.retain(kept, kept)
+
+    def lengths(self, block_size: int) -> dict[int, int]:
+        """Return the tokens in each snapshot that is cached, by id."""
+        return {held: self._num_blocks[held] * block_size for held in self.pool.cached}
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Assert that every id is free, cached, or named by a holder."""

@@ -181,7 +181,9 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows)
     slots.follow(slot, folded, drafter_len)
     drafts, drafts_emitted = result.n_drafts * result.ok, result.n_drafts_emitted
     tried = np.where(result.n_forced > 0, 0, drafts)  # others say nothing of the drafter
-    state.speculation.observe(slot, tried, result.n_accepted, result.n_looked_up > 0)
+    asked, found = planned.max_looked_up > 0, result.n_looked_up > 0
+    state.speculation.observe(slot, tried, result.n_accepted, found)
+    state.speculation.finds.observe(slot[asked], found[asked])
     slots.count(slot, result.n_emitted > 0, drafts, drafts_emitted)
     counts = advance, result.n_emitted, drafts, drafts_emitted
     state.counters.count(*counts, mode=planned.mode, max_drafts=planned.max_drafts)

@@ -79,6 +79,12 @@ class Limits:
     def groups(self) -> KVGroups:
         return KVGroups(self.kv_windows, self.block_size)
 
+    @property
+    def cache_sizes(self) -> tuple[object, ...]:
+        """Sizes and kinds by which blocks and snapshots are found: others find nothing."""
+        sizes = self.num_blocks, self.block_size, self.kv_windows, self.usable_snapshots
+        return *sizes, self.prompt_chunk, self.drafter_has_state, self.recurrent
+
     def blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a request of so many tokens needs, in all KV groups."""
         return self.groups.blocks_of(num_tokens, self.prompt_chunk)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import IntArray, PlanRows, ResultRows
+from surestep_common.invariants import BoolArray, IntArray, PlanRows, ResultRows
 
 from surestep_scheduler.speculation.draft_length import Took
 
@@ -48,6 +49,15 @@ class PlannedSnapshots(NamedTuple):
 NO_SNAPSHOTS = PlannedSnapshots(*np.zeros((3, 0), dtype=np.int64))
 
 
+class Kept(NamedTuple):
+    """Blocks and snapshots that outlive the workers of an epoch."""
+
+    epoch: int  # the last one that ran on them
+    blocks: BoolArray  # [num_blocks] by id
+    drafted: BoolArray  # [num_blocks] the drafter's rows are kept as well
+    snapshots: Mapping[int, int]  # tokens in each, by id
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of a step. `tenancies`, `rows` and `width` are parallel [R]."""
@@ -63,6 +73,8 @@ class Plan:
     width: IntArray  # tokens each row schedules: num_tokens, or max_drafts + 1
     snapshot_requests: PlannedSnapshots
     drafter_faults: int  # of this epoch, known when it was made
+    planner: int = 0  # of the first plan of an epoch: see KeptCaches in worker.proto
+    kept: Kept | None = None  # with which the epoch begins
 
     @property
     def num_step_tokens(self) -> int:

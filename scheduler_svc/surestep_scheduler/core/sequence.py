@@ -15,7 +15,7 @@ from surestep_common.tenants import cache_root
 
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import PrefixChain
-from surestep_scheduler.speculation.speculation import AcceptanceStats
+from surestep_scheduler.speculation.estimates import AcceptanceStats
 
 from .limits import Limits
 
@@ -32,6 +32,7 @@ class Finish(Enum):
     STOP = 1
     LENGTH = 2
     POOLED = 3
+    ABORTED = 4  # by an operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

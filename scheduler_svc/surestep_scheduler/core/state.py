@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from bisect import insort
 from collections import deque
 from itertools import count
@@ -18,7 +19,7 @@ from surestep_scheduler.speculation.speculation import Speculation
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
-from .messages import Freed, Plan
+from .messages import Freed, Kept, Plan
 from .poison import CANARY, NonFiniteWatch, PoisonSearch
 from .queue import Tenants, WaitingQueue
 from .sequence import Request, Sequence, Tenancy
@@ -37,6 +38,8 @@ class SchedulerState:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.planner = 1 + secrets.randbits(63)  # by which workers know whose plans they ran
+        self.kept: Kept | None = None  # of the epoch before, for the first plan
         self.counters = Counters()
         self.speculation = Speculation()
         self.poison = PoisonSearch()
@@ -48,13 +51,17 @@ class SchedulerState:
         self.running: list[Tenancy] = []  # sorted by order
         self._arrivals = count()
         self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
+        self.forget_caches()
         self._reset_workers()
 
+    def forget_caches(self) -> None:
+        """Begin with empty blocks, and without snapshots."""
+        self.pool = BlockPool(self.limits.num_blocks)
+        self.snapshots = SnapshotCache(self.limits.usable_snapshots)
+
     def _reset_workers(self) -> None:
-        """Begin an epoch, in which nothing is known to be on the workers."""
+        """Begin an epoch, in which nothing but blocks and snapshots is on the workers."""
         limits = self.limits
-        self.pool = BlockPool(limits.num_blocks)
-        self.snapshots = SnapshotCache(limits.usable_snapshots)
         self.slots = SlotTable(limits.num_slots, len(limits.kv_windows))
         self.tables = Tables(limits.groups, self.pool, self.slots)
         self.speculation.reset(
@@ -75,6 +82,11 @@ class SchedulerState:
         self.drafter_faults = 0  # that the workers have reported
 
     # -- requests ------------------------------------------------------------------------------
+
+    @property
+    def asked_for(self) -> list[Sequence]:
+        """Open requests of clients; the scheduler's own canary is none."""
+        return [seq for seq in self.open.values() if seq.request.id != CANARY]
 
     def add(self, request: Request, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
@@ -282,19 +294,28 @@ class SchedulerState:
     # -- epochs --------------------------------------------------------------------------------
 
     def fence(self) -> Replay:
-        """End the epoch: every running request waits again, nothing on the workers is trusted."""
+        """End the epoch: every running request waits again, and no block is in use.
+
+        What the pool knows of blocks is true of the workers that come next if they say so.
+        """
         replayed = [tenancy.seq for tenancy in self.running]
         for tenancy in list(self.running):
             self.release(tenancy)
             tenancy.seq.num_replays += 1
             tenancy.seq.replayed_len = len(tenancy.seq.tokens)
             self._requeue(tenancy.seq)
+        for plan in list(self.in_flight):
+            self.acknowledge(plan)
+        self.sweep()
         self._reset_workers()
         self.counters.replayed_requests += len(replayed)
         return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))
 
-    def open_epoch(self, epoch: int, limits: Limits) -> None:
-        """Begin an epoch on fresh workers, after `fence` or at the start."""
+    def open_epoch(self, epoch: int, limits: Limits, kept: Kept | None = None) -> None:
+        """Begin an epoch on fresh workers, after `fence` or at the start.
+
+        They have `kept` what blocks and snapshots held, if they have the sizes of the ones before.
+        """
         assert epoch > self.epoch
         assert not self.running
         assert not self.in_flight
@@ -303,7 +324,25 @@ class SchedulerState:
         grown = limits.num_slots - len(self._slot_epochs)
         self._slot_epochs += [0] * max(grown, 0)
         self.limits = limits
+        if kept is None:
+            self.forget_caches()
+        else:
+            self.pool.retain(kept.blocks, kept.drafted)
+            self.snapshots.retain(kept.snapshots, limits.block_size)
+        self.kept = self._kept_since(kept.epoch) if kept is not None else None
         self._reset_workers()
+
+    def _kept_since(self, epoch: int) -> Kept:
+        """Return what is kept of the workers of an earlier epoch."""
+        snapshots = self.snapshots.lengths(self.limits.block_size)
+        return Kept(epoch, *self.pool.contents(), snapshots)
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens of requests that wait for their replay, and need not be computed again."""
+        replaying = (seq for seq in self.waiting if seq.is_replaying)
+        blocks = (self.lookup(seq).cached.num_blocks for seq in replaying)
+        return self.limits.block_size * sum(blocks)
 
     def check(self) -> None:
         """Assert that slots, blocks, queues and ledgers fit together. For tests."""

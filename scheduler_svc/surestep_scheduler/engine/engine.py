@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from surestep_common.errors import (
@@ -21,25 +22,27 @@ from surestep_proto.sampling_pb2 import Grammar
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.poison import CANARY
-from surestep_scheduler.core.sequence import Request
-from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.core.sequence import Finish, Output, Request
+from surestep_scheduler.core.state import Replay, SchedulerState
 
 from .compilations import Compilations
 from .epoch import Epoch, under_way
-from .incidents import Cause, Incident, IncidentLog, OperatorRestart, diagnose
-from .open_requests import OpenRequests, Outbox, RequestOutputs
+from .incidents import Cause, Incident, IncidentLog, diagnose
+from .open_requests import OpenRequests, Outbox, RequestOutputs, Weights, named
+from .pauses import RETRY_AFTER_S, Pauses, Slept
 from .refit import refit
 from .steps import StepMonitor, StepTimer
 from .supervisors import Supervisors
+from .wire import kept_by
 from .workers import WorkerGroup, check_alike
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
-_RETRY_AFTER_S = 1.0
 _QUESTION_TIMEOUT_S = 2.0  # of one to a worker or a supervisor
 _RESTART_TIMEOUT_S = 20.0  # for a supervisor to end a rank
+_ASLEEP_POLL_S = 1.0  # between two looks whether a new supervisor has started a rank
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
 StateListener = Callable[[scheduler_pb2.EngineState], Awaitable[None]]
@@ -61,18 +64,17 @@ class Engine:
         self._requests = OpenRequests()
         self._epoch: Epoch | None = None  # the one under way
         self._group: WorkerGroup | None = None  # of it
-        self._reached = asyncio.Condition()  # new workers
         self._compilations = Compilations()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
+        self.pauses = Pauses()
+        self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
+        self.next_version: str | None = None  # of weights that ranks are to come back with
+        self._unsettled = False  # ranks can go back to the weights of before
         self.supervisors = Supervisors(settings.supervisor_addresses)
         self.incidents = IncidentLog()
-        self.monitor = StepMonitor(
-            StepTimer(
-                floor_s=settings.step_deadline_floor_s,
-                ceiling_s=settings.step_deadline_ceiling_s,
-                warmup_s=settings.step_warmup_s,
-            )
-        )
+        floor_s, ceiling_s = settings.step_deadline_floor_s, settings.step_deadline_ceiling_s
+        timer = StepTimer(floor_s=floor_s, ceiling_s=ceiling_s, warmup_s=settings.step_warmup_s)
+        self.monitor = StepMonitor(timer)
         self.engine_state = scheduler_pb2.WAITING_FOR_WORKERS
         self.state: SchedulerState | None = None  # None until the workers' sizes are known
         self.infos: Sequence[worker_pb2.WorkerInfo] = ()
@@ -90,6 +92,11 @@ class Engine:
         return self.infos[0]
 
     @property
+    def epoch(self) -> int:
+        """Number of the newest epoch; 0 before the first."""
+        return self.state.epoch if self.state else 0
+
+    @property
     def model_fingerprint(self) -> str:
         """Fingerprint of the model that is served, or was before the workers were lost."""
         return self.infos[0].model_fingerprint if self.infos else ""
@@ -102,7 +109,7 @@ class Engine:
     def _known_state(self) -> SchedulerState:
         if self.state is None:
             message = f"no worker is ready: {self.waiting_for}"
-            raise Unavailable(message, retry_after=_RETRY_AFTER_S)
+            raise Unavailable(message, retry_after=RETRY_AFTER_S)
         return self.state
 
     def age_s(self, at: float | None) -> float:
@@ -124,8 +131,9 @@ class Engine:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
             self.check_model(model)
-            if state.limits is not limits:  # the workers were replaced meanwhile
-                seq = state.sequence(request, self.clock())
+        await self.pauses.over()
+        if state.limits is not limits:  # the workers were replaced meanwhile
+            seq = state.sequence(request, self.clock())
         if self.engine_state == scheduler_pb2.DRAINING:
             raise _shutting_down()
         opened = self._requests.open(state.enqueue(seq, self.clock()), outbox)
@@ -158,6 +166,17 @@ class Engine:
             self.state.abort(opened.seq)
             self._wake.set()
 
+    def abort(self, ids: Collection[str]) -> int:
+        """End open requests with the tokens they have, all or those `named`; return how many."""
+        if (state := self.state) is None:
+            return 0
+        ended = named(state.asked_for, ids)
+        for seq in ended:
+            state.abort(seq)
+            self._requests.deliver([Output(seq, array("I"), finish=Finish.ABORTED)])
+        self._wake.set()
+        return len(ended)
+
     def hand_back(self) -> None:
         """End what is open so that the callers can submit it again, elsewhere."""
         if self.state is None:
@@ -172,35 +191,59 @@ class Engine:
         """Serve until cancelled."""
         try:
             while True:
+                await self._sleep_through()
                 group = self._group = await self._reach_workers()
+                if group is None:
+                    continue
                 try:
                     error = await self._run_epoch(group)
                 finally:
                     self._epoch = self._group = None
                     await group.close()
-                await self._recover(error, group.num_unread)
+                if isinstance(error, Slept):
+                    self._fence(group.num_unread)
+                else:
+                    await self._recover(error, group.num_unread)
         finally:
             self._hashing.shutdown(wait=False, cancel_futures=True)
             await self.supervisors.close()
 
     async def drain(self) -> None:
-        """Admit nothing more; what is open goes on."""
+        """Admit nothing more; what is open goes on, unless an operator has stopped it."""
         await self._set_engine_state(scheduler_pb2.DRAINING)
+        self.pauses.close()
+        if self.pauses.stopping:
+            self.hand_back()
 
-    async def restart_workers(self, reason: str) -> int:
-        """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
+    def interrupt(self, error: SurestepError) -> bool:
+        """End the epoch for this reason. Returns whether one was under way."""
+        if self._epoch is None:
+            return False
+        self._epoch.interrupt(error)
+        return True
 
-        Raises Unavailable when the workers are not there, or no supervisor could bring them back.
-        """
-        if not self._settings.supervisor_addresses:
-            raise Unavailable("no supervisor is known that could start workers again")
-        if self._epoch is None or self.state is None:
-            raise Unavailable("the workers are being replaced", retry_after=_RETRY_AFTER_S)
-        epoch = self.state.epoch
-        self._epoch.interrupt(OperatorRestart(reason or "an operator asked for new workers"))
-        async with self._reached:
-            await self._reached.wait_for(lambda: self.state and self.state.epoch > epoch)
-        return epoch
+    async def tell_state(self) -> None:
+        """Tell whether an epoch under way is paused, and let it go on where it is not."""
+        if self._epoch is None:
+            return
+        paused = self.pauses.info is not None
+        self.waiting_for = self.pauses.words if paused else ""
+        await self._set_engine_state(scheduler_pb2.PAUSED if paused else scheduler_pb2.SERVING)
+        self._wake.set()
+
+    async def _sleep_through(self) -> None:
+        """Have no workers while operators want none, whatever becomes of their supervisors."""
+        while self.pauses.stops_workers:
+            level = self.pauses.level
+            self.waiting_for = self.pauses.words
+            try:
+                self.held_weight_bytes = await self.supervisors.sleep(level, _RESTART_TIMEOUT_S)
+            except SurestepError as error:
+                logger.info("a rank is not asleep yet: %s", error)
+            else:
+                self.pauses.slept_level = level
+                await self._set_engine_state(scheduler_pb2.SLEEPING)
+            await self.pauses.change(_ASLEEP_POLL_S)
 
     async def _set_engine_state(self, state: scheduler_pb2.EngineState) -> None:
         if self.engine_state not in (state, scheduler_pb2.DRAINING):
@@ -208,10 +251,13 @@ class Engine:
             self.engine_state = state
             await self._on_state(state)
 
-    async def _reach_workers(self) -> WorkerGroup:
-        """Ask for the ranks until all are ready, at first often: it should not cost time itself."""
+    async def _reach_workers(self) -> WorkerGroup | None:
+        """Ask for the ranks until all are ready, at first often: it should not cost time itself.
+
+        None: there shall be none.
+        """
         began = self.clock()
-        while True:
+        while not self.pauses.stops_workers:
             try:
                 return await self._try_workers()
             except InvalidRequest:  # settings that can never work
@@ -221,11 +267,15 @@ class Engine:
                     self.waiting_for = str(error)
                     logger.info("waiting for workers: %s", error)
             poll_s = _POLL_SHARE * (self.clock() - began)
-            await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
+            await self.pauses.change(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
+        return None
 
     async def _try_workers(self) -> WorkerGroup:
         """Connect to all ranks for a new epoch. Raises a SurestepError unless they are ready."""
         statuses = await self.supervisors.statuses(_QUESTION_TIMEOUT_S)
+        await self._wake_up(max((status.sleep_level for status in statuses), default=0))
+        ordered = self.next_version is not None
+        self._unsettled = await self.supervisors.agree(statuses, ordered=ordered)
         self.supervisors.check_ready(statuses)
         group = WorkerGroup(self.addresses(statuses))
         try:
@@ -233,9 +283,19 @@ class Engine:
         except BaseException:
             await group.close()
             raise
-        async with self._reached:
-            self._reached.notify_all()
+        self.pauses.announce()
         return group
+
+    async def _wake_up(self, level: int) -> None:
+        """Have ranks started that sleep although they need not.
+
+        Raises Slept where a scheduler before this one was told to let them sleep.
+        """
+        if level and not self.pauses.known:
+            self.pauses.adopt(level)
+            raise Slept(self.pauses.words)
+        if level:
+            await self.supervisors.wake(_QUESTION_TIMEOUT_S)
 
     def addresses(self, statuses: Sequence[supervisor_pb2.SupervisorStatus]) -> list[str]:
         """Return host:port of each rank, in rank order, as far as known."""
@@ -252,15 +312,23 @@ class Engine:
         limits = self._settings.limits(infos[0])
         state = self.state or SchedulerState(limits)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
-        refused = refit(state, limits, same_model=same_model)
-        if self.infos and not same_model:
+        ordered = infos[0].weight_version == self.next_version
+        refused = refit(state, limits, same_model=same_model or ordered)
+        self.next_version = None
+        if self.infos and not (same_model or ordered):
             logger.warning("the workers serve another model now: %s", infos[0].model_path)
         if refused:
             logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)
         for seq, error in refused:
             self._requests.fail(seq, error)
-        state.open_epoch(1 + max(state.epoch, *(info.last_epoch for info in infos)), limits)
+        kept = None
+        if same_model and limits.cache_sizes == state.limits.cache_sizes:
+            kept = kept_by(infos, state.planner, state.epoch)
+        epoch = 1 + max(state.epoch, *(info.last_epoch for info in infos))
+        state.open_epoch(epoch, limits, kept)
+        self.incidents.kept(state.num_kept)
         self.state, self.infos = state, infos
+        self._requests.weights = Weights(infos[0].weight_version, infos[0].model_fingerprint)
 
     async def _run_epoch(self, group: WorkerGroup) -> SurestepError:
         """Step until the epoch is lost; returns why."""
@@ -273,12 +341,25 @@ class Engine:
             wake=self._wake,
             clock=self.clock,
             activity=self.supervisors.activity,
+            paused=lambda: self.pauses.stopping,
         )
-        self.waiting_for = ""
-        await self._set_engine_state(scheduler_pb2.SERVING)
+        await self.tell_state()
+        if self._unsettled:
+            await self.supervisors.settle_weights(_QUESTION_TIMEOUT_S)
         logger.info("epoch %d on %d ranks", self.state.epoch, len(self.infos))
         await group.recompile(seq.request for seq in self.state.open.values())
         return await self._epoch.run(group)
+
+    def _fence(self, num_unread: int) -> Replay:
+        """Forget the workers of the epoch, and `num_unread` results of theirs."""
+        state = self.state
+        assert state is not None
+        state.counters.fenced_messages += num_unread
+        replay = state.fence()
+        self._requests.lost(self.clock())
+        if CANARY in state.open:  # the next one shows more if it starts afresh
+            self.close(self._requests[CANARY])
+        return replay
 
     async def _recover(self, error: SurestepError, num_unread: int) -> None:
         """Fence the epoch, have all ranks replaced, and find out what happened.
@@ -288,12 +369,8 @@ class Engine:
         """
         state, now = self.state, self.clock()
         assert state is not None
-        state.counters.fenced_messages += num_unread
         detect_s, windows = self.monitor.silent_s(now), under_way(state)
-        replay = state.fence()
-        self._requests.lost(now)
-        if CANARY in state.open:  # the next one shows more if it starts afresh
-            self.close(self._requests[CANARY])
+        replay = self._fence(num_unread)
         self.waiting_for = f"epoch {state.epoch} is lost: {error}"
         await self._set_engine_state(scheduler_pb2.RECOVERING)
         pids = [info.pid for info in self.infos]
@@ -305,14 +382,18 @@ class Engine:
             "epoch %d is lost: %s: %s; noticed after %.1f s", state.epoch, cause, reason, detect_s
         )
         self.incidents.lost(Incident(cause, reason, state.epoch, now, detect_s, replay))
+        again = self.incidents.num_open > 1
+        if again or not cause.spares_caches:
+            state.forget_caches()
         if cause is Cause.DRAFTER:
             state.speculation.suspend(reason)
         state.poison.lost(windows, weight)
         if state.poison.candidates:
             logger.warning("may be to blame, and are tried: %s", ", ".join(state.poison.candidates))
+            state.forget_caches()
         await asyncio.sleep(self.incidents.pause_s)
 
 
 def _shutting_down() -> Unavailable:
     """Return the error of requests that come too late, and of those that did not finish in time."""
-    return Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
+    return Unavailable("the scheduler is shutting down", retry_after=RETRY_AFTER_S)

@@ -49,7 +49,7 @@ class Epoch:
     requests come and go between steps.
 
     `activity` is asked before workers that are late are given up. `incidents` that no step has
-    followed yet end with the first step.
+    followed yet end with the first step. While it is `paused` nothing is planned.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Epoch:
         wake: asyncio.Event,
         clock: Callable[[], float],
         activity: Callable[[], Coroutine[Any, Any, pb.Activity]],
+        paused: Callable[[], bool],
     ) -> None:
         self._state = state
         self._requests = requests
@@ -70,6 +71,7 @@ class Epoch:
         self._wake = wake
         self._clock = clock
         self._activity = activity
+        self._paused = paused
         # Whether workers that were lost are well again is not known yet.
         self._recovering = incidents.pending
         self._token_at = -math.inf if self._recovering else clock()
@@ -106,7 +108,7 @@ class Epoch:
         state = self._state
         while len(state.in_flight) <= state.limits.pipeline_depth:
             now = self._clock()
-            plan = schedule(state, now)
+            plan = None if self._paused() else schedule(state, now)
             if plan is None:
                 self._monitor.nothing_to_send()
                 return
@@ -181,10 +183,12 @@ class Epoch:
         self._recovering = False
         for incident in self._incidents.recovered(now):
             logger.info(
-                "recovered from the loss of epoch %d in %.1f s: %d requests, %d tokens replayed",
+                "recovered from the loss of epoch %d in %.1f s: %d requests, %d tokens replayed, "
+                "%d of them kept",
                 incident.epoch,
                 incident.recover_s,
                 *incident.replay,
+                incident.num_kept,
             )
 
     def _fail_culprit(self) -> None:
@@ -206,6 +210,8 @@ class Epoch:
 
     def _canary_at(self) -> float:
         """Return when the workers should be asked for a token that no client reads."""
+        if self._paused():
+            return math.inf
         if self._state.poison.needs_canary:
             return math.inf if CANARY in self._state.open else -math.inf
         if self._state.open:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from surestep_common.errors import DeadlineExceeded, DrafterFault, SurestepError, Unavailable
 from surestep_common.invariants import DigestError, LedgerError
-from surestep_common.other_releases import name_of
+from surestep_common.releases import name_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
@@ -45,6 +45,11 @@ class Cause(StrEnum):
         """Return whether a request that was under way may be the cause."""
         return self not in (Cause.NON_FINITE, Cause.DRAFTER, Cause.OPERATOR)
 
+    @property
+    def spares_caches(self) -> bool:
+        """Return whether what the workers had computed before is not in doubt."""
+        return self not in (Cause.WORKER_ERROR, Cause.LEDGER, Cause.DIGEST, Cause.NON_FINITE)
+
 
 @dataclass(slots=True)
 class Incident:
@@ -57,6 +62,7 @@ class Incident:
     detect_s: float  # in which workers had work to do, and their end was not noticed
     replay: Replay
     recover_s: float | None = None  # from being noticed to the next step; None = not yet
+    num_kept: int = 0  # of the replayed tokens, those that were not computed again
 
 
 class IncidentLog:
@@ -77,6 +83,11 @@ class IncidentLog:
         return bool(self._open)
 
     @property
+    def num_open(self) -> int:
+        """Number of losses in a row that no step has followed."""
+        return len(self._open)
+
+    @property
     def pause_s(self) -> float:
         """Seconds before the next attempt, more and more for workers that come to no step."""
         doublings = len(self._open) - _AT_ONCE
@@ -89,6 +100,12 @@ class IncidentLog:
         self.detect_s += incident.detect_s
         self.replayed_tokens += incident.replay.num_tokens
         self._open.append(incident)
+
+    def kept(self, num_tokens: int) -> None:
+        """Record how many tokens of the newest loss, if it is not over, outlived the workers."""
+        if self._open:
+            self.replayed_tokens -= num_tokens - self._open[-1].num_kept
+            self._open[-1].num_kept = num_tokens
 
     def recovered(self, now: float) -> list[Incident]:
         """Close the open incidents after a step was applied; return them, oldest first."""
@@ -195,8 +212,8 @@ def _deaths(
 
 
 def _drafting(death: _Death) -> bool:
-    """Return whether it ended in the drafter, and was not killed there from outside."""
-    killed = death.exit.outside or death.exit.cause == pb.OUT_OF_MEMORY
+    """Return whether it ended in the drafter, and is known not to be killed there from outside."""
+    killed = death.exit.outside or death.exit.cause in (pb.OUT_OF_MEMORY, pb.UNSEEN)
     return death.exit.last.phase == pb.DRAFTING and not killed
 
 

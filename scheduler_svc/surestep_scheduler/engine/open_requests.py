@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from surestep_common.errors import DeadlineExceeded, SurestepError
 from surestep_proto.scheduler_pb2 import ResolvedParams
@@ -87,6 +88,13 @@ class Outbox:
         return ready
 
 
+class Weights(NamedTuple):
+    """Weights that tokens come from."""
+
+    version: str
+    model_fingerprint: str
+
+
 class RequestOutputs:
     """The outputs of an open request that its reader has not taken yet; at most max_len tokens."""
 
@@ -100,6 +108,8 @@ class RequestOutputs:
         self._outbox = outbox
         self._outputs: list[Output] = []
         self._last: Output | None = None  # the one that ends it
+        self._weights: Weights | None = None  # of the newest token
+        self._changes: list[tuple[int, Weights]] = []  # by tokens among the outputs before them
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()  # the last one was taken
 
@@ -108,15 +118,25 @@ class RequestOutputs:
         """Return whether the reader has taken the last output."""
         return self._over.done()
 
-    def put(self, output: Output) -> None:
-        """Hand an output to the reader, unless one has ended the request."""
+    def put(self, output: Output, weights: Weights | None = None) -> None:
+        """Hand an output of these weights to the reader, unless one has ended the request."""
         if self._last is not None:
             return
+        if weights != self._weights and weights is not None:
+            self._weights = weights
+            self._changes.append((sum(len(one.token_ids) for one in self._outputs), weights))
         if output.finish is not None or output.error is not None:
             self._last = output
         self._outputs.append(output)
         if len(self._outputs) == 1:
             self._outbox.add(self)
+
+    def take_changes(self) -> list[tuple[int, Weights]]:
+        """Return the weights that are new since the last call, and the tokens before them among the
+        outputs that `take` returns.
+        """
+        changes, self._changes = self._changes, []
+        return changes
 
     def take(self) -> list[Output]:
         """Return all outputs since the last call."""
@@ -157,6 +177,7 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestOutputs] = {}
+        self.weights: Weights | None = None  # that are served
 
     def __getitem__(self, request_id: str) -> RequestOutputs:
         return self._by_id[request_id]
@@ -189,10 +210,23 @@ class OpenRequests:
         """Hand outputs to the readers."""
         for output in outputs:
             request_id = output.seq.request.id
-            self._by_id[request_id].put(output)
+            has_tokens = bool(output.token_ids or output.pooled)
+            self._by_id[request_id].put(output, self.weights if has_tokens else None)
             if output.finish is not None or output.error is not None:
                 del self._by_id[request_id]
 
     def fail(self, seq: Sequence, error: SurestepError) -> None:
         """End a request with an error."""
         self.deliver([Output(seq, array("I"), error=error)])
+
+
+def named(sequences: Iterable[Sequence], ids: Collection[str]) -> list[Sequence]:
+    """Return those whose request has one of these ids, alone or with a dash and more behind it;
+    without ids all.
+    """
+    beginnings = tuple(f"{id_}-" for id_ in ids)
+    return [
+        seq
+        for seq in sequences
+        if not ids or seq.request.id in ids or seq.request.id.startswith(beginnings)
+    ]

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-from surestep_common.invariants import IntArray, LedgerError, PlanRows, ResultRows
+from surestep_common.invariants import (
+    IntArray,
+    LedgerError,
+    PlanRows,
+    ResultRows,
+    as_bits,
+    of_bits,
+)
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
-from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
+from surestep_scheduler.core.messages import Kept, Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
 _COLUMNS = PlanRows.names()
@@ -36,11 +43,50 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
     )
+    if plan.step == 1:
+        message.planner = plan.planner
+        if plan.kept is not None:
+            message.kept.CopyFrom(_kept(plan.kept, plan.planner))
     for name in _COLUMNS:  # modes are enum values on the wire as they are
         getattr(message, name).extend(getattr(plan.rows, name).tolist())
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)
     return message
+
+
+def _kept(kept: Kept, planner: int) -> pb.KeptCaches:
+    snapshots = sorted(kept.snapshots.items())
+    return pb.KeptCaches(
+        planner=planner,
+        epoch=kept.epoch,
+        blocks=as_bits(kept.blocks),
+        drafted=as_bits(kept.drafted),
+        snapshot_ids=[snapshot for snapshot, _ in snapshots],
+        snapshot_lens=[length for _, length in snapshots],
+    )
+
+
+def kept_by(infos: Sequence[pb.WorkerInfo], planner: int, epoch: int) -> Kept | None:
+    """Return what all ranks have kept of one epoch of this planner, at most `epoch`.
+
+    None if a rank has nothing, or something else.
+    """
+    first, told = infos[0].kept, [info.kept for info in infos]
+    if first.planner != planner or not 0 < first.epoch <= epoch:
+        return None
+    if any((kept.planner, kept.epoch) != (planner, first.epoch) for kept in told):
+        return None
+    columns = [(kept.blocks, kept.drafted) for kept in told]
+    num_blocks = infos[0].num_blocks
+    if any(len(bits) != -(-num_blocks // 8) for pair in columns for bits in pair):
+        return None
+    blocks, drafted = (
+        np.logical_and.reduce([of_bits(bits, num_blocks) for bits in ranks])
+        for ranks in zip(*columns, strict=True)
+    )
+    snapshots = [dict(zip(kept.snapshot_ids, kept.snapshot_lens, strict=False)) for kept in told]
+    common = dict(set.intersection(*(set(each.items()) for each in snapshots)))
+    return Kept(first.epoch, blocks, drafted, common)
 
 
 def _groups(plan: Plan) -> list[int]:

@@ -33,6 +33,7 @@ _MOST_COMPILED = 32  # of which a rank remembers more
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
 _COMMON = (
+    "weight_version",
     "model_fingerprint",
     "vocab_size",
     "max_model_len",

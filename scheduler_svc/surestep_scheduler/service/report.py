@@ -9,16 +9,14 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import worker_pb2
 
-from surestep_scheduler.core import sequence
 from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
-from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.incidents import Cause, Incident
 from surestep_scheduler.engine.steps import BOUNDS_S, StepTimes
 from surestep_scheduler.engine.workers import WorkerGroup
-from surestep_scheduler.speculation.contest import Contest
+from surestep_scheduler.speculation.speculation import Speculation
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 
@@ -52,13 +50,14 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         speculative_config=first.speculative_config,
         defaults=first.defaults,
         draining=engine.engine_state == pb.DRAINING,
+        weight_version=first.weight_version,
     )
 
 
 async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.SchedulerStatus:
     """Return what scheduler, supervisors and ranks answer about themselves, and steps."""
     state, supervisors = engine.state, await engine.supervisors.statuses(_TIMEOUT_S)
-    asked = _asked_for(state) if state else []
+    asked = state.asked_for if state else []
     return pb.SchedulerStatus(
         pid=os.getpid(),
         address=address,
@@ -102,6 +101,7 @@ def _incident(engine: Engine, incident: Incident) -> pb.Incident:
         recover_s=incident.recover_s or 0.0,
         num_replayed_requests=incident.replay.num_requests,
         num_replayed_tokens=incident.replay.num_tokens,
+        num_kept_tokens=incident.num_kept,
     )
 
 
@@ -115,24 +115,30 @@ async def _ranks(addresses: list[str]) -> Sequence[worker_pb2.WorkerInfo]:
         await group.close()
 
 
-def _drafting(contest: Contest) -> list[pb.DraftingValue]:
+def _drafting(speculation: Speculation) -> list[pb.DraftingValue]:
     return [
         pb.DraftingValue(
+            source=name,
             rows=size.rows,
             value=size.value,
             drafts=size.drafts,
             time_factor=size.time,
             num_trials=size.num_trials,
         )
-        for size in contest.standings()
+        for name, source in speculation.sources.items()
+        for size in source.contest.standings()
     ]
 
 
 def stats(engine: Engine) -> pb.SchedulerStats:
     """Return counters since the start of the process; all zero before the workers were reached."""
-    if (state := engine.state) is None:
-        return pb.SchedulerStats()
-    asked = _asked_for(state)
+    if engine.state is None:
+        return pb.SchedulerStats(pause=engine.pauses.info)
+    return _stats(engine, engine.state)
+
+
+def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
+    asked = state.asked_for
     num_running = sum(seq.tenancy is not None for seq in asked)
     counters, incidents, monitor = state.counters, engine.incidents, engine.monitor
     first = engine.infos[0] if engine.infos else worker_pb2.WorkerInfo()
@@ -152,7 +158,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_snapshot_evictions=counters.snapshot_evictions,
         speculation_suspended=state.speculation.alarm.suspended,
         num_speculation_suspensions=state.speculation.alarm.num_suspensions,
-        drafting=_drafting(state.speculation.contest),
+        drafting=_drafting(state.speculation),
         num_preemptions=counters.preemptions,
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,
@@ -186,13 +192,9 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_tenants=len({seq.tenant.index for seq in asked}),
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
+        pause=engine.pauses.info,
         **_room(state),
     )
-
-
-def _asked_for(state: SchedulerState) -> list[sequence.Sequence]:
-    """Return the open requests of clients; the scheduler's own canary is none."""
-    return [seq for seq in state.open.values() if seq.request.id != CANARY]
 
 
 def _room(state: SchedulerState) -> dict[str, int]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
-from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_common.other_releases import refuse_unknown
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.releases import refuse_unknown
 from surestep_common.request_bounds import check_name
 from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import supervisor_pb2
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
 from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
 from surestep_scheduler.core.sequence import Sequence as TokenSequence
+from surestep_scheduler.engine import operations, updates
 from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.open_requests import Outbox, RequestOutputs
 from surestep_scheduler.engine.wire import logprob_columns
@@ -29,15 +31,34 @@ _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
 _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say of it
 
 
+@contextlib.contextmanager
+def _memory() -> Iterator[None]:
+    """Take a lack of memory for this process's own: another one may have it."""
+    try:
+        yield
+    except MemoryError as error:
+        raise Unavailable("the scheduler is out of memory") from error
+
+
 class SchedulerService(SchedulerServicer):
     """Handlers of scheduler.proto. Errors become statuses in the server's interceptor."""
 
-    def __init__(self, engine: Engine, address: str, tracer: Tracer, owners: CacheOwners) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        address: str,
+        tracer: Tracer,
+        owners: CacheOwners,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """Work that outlives a call is one of the `tasks`."""
         self._engine = engine
         self._owners = owners
         self._tracer = tracer
         self.address = address  # the bound one, once the server has started
         self._outboxes = Outboxes()
+        self._tasks = tasks
+        self._updates: list[asyncio.Task[None]] = []
         self._num_calls = 0  # of Generate
         self._quiet = asyncio.Event()  # no call of Generate is open
         self._quiet.set()
@@ -70,26 +91,25 @@ class SchedulerService(SchedulerServicer):
         with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
             limits, left_s = self._engine.limits, context.time_remaining()  # by the wall clock: now
             deadline = None if left_s is None else self._engine.clock() + left_s
-            refuse_unknown(request)
-            self._engine.check_model(request.model_fingerprint)
-            self._owners.settle(request, headers)
-            resolved = None  # where a vector is wanted nothing is sampled
-            if not request.pooling:
-                resolved = resolve(request, self._engine.model, limits.max_request_len)
-            try:
+            with _memory():
+                refuse_unknown(request)
+                self._engine.check_model(request.model_fingerprint)
+                self._owners.settle(request, headers)
+                resolved = None  # where a vector is wanted nothing is sampled
+                if not request.pooling:
+                    resolved = resolve(request, self._engine.model, limits.max_request_len)
                 parsed = parse_request(request, limits.vocab_size)
-            except MemoryError as error:  # of this process, which another one may have
-                raise Unavailable("the scheduler is out of memory") from error
-            finish = ended(parsed, limits.max_request_len)
+                finish = ended(parsed, limits.max_request_len)
             if finish is not None:
                 yield ended_chunk(finish, resolved)
                 return
             shared = self._outboxes.named(request.delivery.stream_id)
             outbox = shared or Outbox()
             with self._counted():
-                if parsed.has_grammar:
-                    await self._engine.compile(parsed)
-                opened = await self._engine.submit(parsed, outbox)
+                with _memory():
+                    if parsed.has_grammar:
+                        await self._engine.compile(parsed)
+                    opened = await self._engine.submit(parsed, outbox)
                 opened.call, opened.resolved = request.delivery.call, resolved
                 opened.traced = span.sent
                 try:
@@ -129,8 +149,53 @@ class SchedulerService(SchedulerServicer):
     ) -> pb.RestartWorkersResponse:
         """Replace every rank. Raises Unavailable when they are being replaced already."""
         num_ranks = len(self._engine.infos)
-        epoch = await self._engine.restart_workers(request.reason)
+        epoch = await operations.restart_workers(self._engine, request.reason)
         return pb.RestartWorkersResponse(epoch=epoch, num_ranks=num_ranks)
+
+    async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
+        """Stop planning, and end the workers from level 1 on."""
+        mode = request.mode or pb.PAUSE_ABORT
+        num_aborted = await operations.pause(self._engine, request.level, mode, request.tags)
+        held = self._engine.held_weight_bytes if self._engine.pauses.level else 0
+        return pb.PauseResponse(num_aborted=num_aborted, held_weight_bytes=held)
+
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
+        """Go on, with workers that are started again."""
+        asleep = await operations.resume(self._engine, request.tags)
+        return pb.ResumeResponse(asleep=asleep, epoch=0 if asleep else self._engine.epoch)
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        """End open requests where they are."""
+        return pb.AbortResponse(num_aborted=self._engine.abort(request.request_ids))
+
+    async def StageWeights(
+        self, request_iterator: AsyncIterator[supervisor_pb2.WeightPart], context: Any
+    ) -> supervisor_pb2.StagedWeights:
+        """Take in weights on every rank, beside the steps."""
+        return await updates.stage(self._engine, request_iterator)
+
+    async def UpdateWeights(
+        self, request: pb.UpdateWeightsRequest, context: Any
+    ) -> pb.UpdateWeightsResponse:
+        """Serve what was staged, on all ranks or none, whether or not the caller waits."""
+        outcome: asyncio.Future[pb.UpdateWeightsResponse]
+        outcome = asyncio.get_running_loop().create_future()
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._updates.append(self._tasks.create_task(self._update(request, outcome)))
+        return await asyncio.shield(outcome)
+
+    async def _update(
+        self, request: pb.UpdateWeightsRequest, outcome: asyncio.Future[pb.UpdateWeightsResponse]
+    ) -> None:
+        try:
+            outcome.set_result(await updates.update_weights(self._engine, request))
+        except SurestepError as error:
+            outcome.set_exception(error)
+
+    def stop(self) -> None:
+        """Leave updates that are under way to the next scheduler."""
+        for update in self._updates:
+            update.cancel()
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
         """Report counters and gauges."""
@@ -139,20 +204,27 @@ class SchedulerService(SchedulerServicer):
 
 _BATCH_BYTES = 1 << 20  # at least; log-probabilities of prompts take megabytes each
 
-_FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POOLED}
+_FINISH = {
+    Finish.STOP: pb.STOP,
+    Finish.LENGTH: pb.LENGTH,
+    Finish.POOLED: pb.POOLED,
+    Finish.ABORTED: pb.ABORTED,
+}
 
 
 def batches(ready: Iterable[RequestOutputs], engine: Engine) -> Iterator[pb.ChunkBatch]:
     """Take the outputs of requests, one chunk for all of a request's, in messages that fit."""
     batch, size = pb.ChunkBatch(), 0
     for opened in ready:
-        outputs = opened.take()
+        changes, outputs = opened.take_changes(), opened.take()
         if outputs and outputs[-1].error is not None:  # which its call tells
             outputs.pop()
         if not outputs:
             continue
         batch.calls.append(opened.call)
         chunk = batch.chunks.add()
+        for first, weights in changes:
+            chunk.weights.add(first_token=first, **weights._asdict())
         _fill(chunk, opened, outputs, engine)
         size += chunk.ByteSize()
         if size >= _BATCH_BYTES:

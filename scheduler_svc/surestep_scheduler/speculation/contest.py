@@ -25,13 +25,15 @@ _STRETCH = 8  # steps of a stretch that count
 _SETTLING = 2  # steps before them: a drafter makes up for what it missed
 _LEAST = 4  # that a stretch must have had, of those that count
 _MOST_WAITS = 16  # steps with prompts that a trial waits through
+_STEADY = (
+    24  # steps of its size before a trial: of batches that grow or shrink none comes to an end
+)
 _TRIMMED = 8  # one step in so many is left out of a mean at either end
 
 _STAY = 32  # steps in which drafts should make good what the drafter makes up for first
-_BETTER, _WORSE = 1.02, 0.99  # values at which drafts begin, and end: between them, as before
 
 _SHARE = 0.003  # of the time that trials may take
-_FIRST_SHARE = 0.03  # the same before the first
+_FIRST_SHARE = 0.01  # the same before the first
 _LEAST_LOSS = 0.03  # of a step: what the worse way loses is not known better
 _FADE = 15 / 16  # weight of earlier trials, per trial
 _DOUBT = 0.01  # squared share of a step's time: how firmly a factor of 1 is believed at first
@@ -41,6 +43,17 @@ _MAY_BE_OFF = 2.0  # times that costs and trials may be from the truth, either w
 _TOKENS = 64.0  # predicted ones that the first guess counts for
 _TOKENS_MEMORY = 512.0  # that are remembered
 _FORGOTTEN = 2000  # steps without drafts in which most of what was accepted is forgotten
+
+
+class Bar(NamedTuple):
+    """Values at which drafts begin, and end: between them steps go on as before."""
+
+    begin: float
+    end: float
+
+
+WITH_STATE = Bar(1.02, 0.99)  # a drafter makes up for what it missed whenever it begins
+WITHOUT_STATE = Bar(1.03, 1.03)
 
 
 class Stretch(IntEnum):
@@ -145,7 +158,8 @@ class Contest:
     """Trials, and the factors that they and all drafts have shown. Batches are told apart by their
     size in powers of two."""
 
-    def __init__(self) -> None:
+    def __init__(self, bar: Bar = WITH_STATE) -> None:
+        self._bar = bar
         self._num_trials: Counter[int] = Counter()  # with a result, by size
         self._decided: dict[int, tuple[float, bool]] = {}  # value and decision, by size
         self._accepted = self._predicted = _TOKENS
@@ -153,6 +167,7 @@ class Contest:
         self._by_size: defaultdict[int, Fit] = defaultdict(Fit)
         self._num_begun: Counter[int] = Counter()
         self._trial: Trial | None = None
+        self._newest_size, self._num_alike = 0, 0  # of decoding steps in a row
         self._credit_us = 0.0
         self.drafts = True  # the newest decision, trials aside
 
@@ -164,6 +179,11 @@ class Contest:
     def time(self, rows: int) -> float:
         """Return the time that drafts add to a step of so many rows, as a multiple of predicted."""
         return self._by_size[_size(rows)].factor(self._all.factor(1.0))
+
+    @property
+    def in_trial(self) -> bool:
+        """Return whether a trial is under way."""
+        return self._trial is not None
 
     def abandon(self) -> None:
         """End a trial without result: its steps are lost, or of no use."""
@@ -180,23 +200,34 @@ class Contest:
         """Return the same if drafts are cheaper than trials or costs have shown."""
         return min(self.time(rows), 1.0) / _MAY_BE_OFF
 
-    def way(self, outlook: Outlook, hope: Callable[[], Outlook], *, has_prompts: bool) -> Way:
-        """Decide whether a step drafts.
+    def way(
+        self,
+        outlook: Outlook,
+        hope: Callable[[], Outlook],
+        *,
+        has_prompts: bool,
+        alone: bool = True,
+    ) -> Way:
+        """Decide whether a step drafts. No trial begins unless it is `alone`.
 
         `hope` returns the outlook with those drafts that are best at the `hopeful` factor. They are
         what a trial drafts where it is usual not to.
         """
         size, value = _size(outlook.rows), outlook.value(self.time(outlook.rows))
         _, drafted = self._decided.get(size, (1.0, True))
-        self.drafts = usual = value > (_WORSE if drafted else _BETTER)
+        self.drafts = usual = value > (self._bar.end if drafted else self._bar.begin)
         self._decided[size] = value, usual
         if not usual:  # text that is drafted for in vain may end
             self._accepted += (self._predicted - self._accepted) / _FORGOTTEN
+        self._num_alike = self._num_alike + 1 if size == self._newest_size else 0
+        self._newest_size = size
         if has_prompts:
             return Way(self._with_prompts(usual), None)
         share = _SHARE + (_FIRST_SHARE - _SHARE) / (1 + self._num_begun[size])
         self._credit_us += share * outlook.plain_us
-        if self._trial is None and self._credit_us >= self._least_us(outlook):
+        steady = self._num_alike >= _STEADY
+        may_begin = self._trial is None and steady and alone
+        if may_begin and self._credit_us >= self._least_us(outlook):
             self._begin(outlook if usual else hope(), usual)
         trial = self._trial
         if trial is None or trial.is_planned:
@@ -214,10 +245,10 @@ class Contest:
     def _begin(self, outlook: Outlook, usual: bool) -> None:
         """Begin a trial if it could change the decision and there is time for it."""
         time, size = self.time(outlook.rows), _size(outlook.rows)
-        if usual and outlook.value(max(time, 1.0) * _MAY_BE_OFF) > _WORSE:
+        if usual and outlook.value(max(time, 1.0) * _MAY_BE_OFF) > self._bar.end:
             return
         going_on = outlook._replace(catch_up_us=0.0)
-        if not usual and going_on.value(self.hopeful(outlook.rows)) < _BETTER:
+        if not usual and going_on.value(self.hopeful(outlook.rows)) < self._bar.begin:
             return
         loss = min(max(abs(outlook.value(time) - 1) / _LEAST_LOSS, 1), 1 / _LEAST_LOSS)
         cost_us = loss * self._least_us(outlook) + outlook.catch_up_us * (not usual)

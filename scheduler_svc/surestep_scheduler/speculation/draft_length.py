@@ -25,7 +25,6 @@ from .contest import Mark
 
 FloatArray = npt.NDArray[np.float64]
 
-_WORTHWHILE = 1.05  # tokens per second against those without drafts; less is within the noise
 _SURE = 0.99  # no draft is taken for certain
 
 
@@ -36,6 +35,7 @@ class StepCosts:
     step: FloatArray  # of a step of n input rows, by n
     draft: FloatArray  # of one draft position of n rows, by n; draft[0] = 0
     per_context_token: float
+    at_once: bool = False  # one pass drafts all positions, and `draft` is what that costs
 
     @classmethod
     def measured(
@@ -44,13 +44,15 @@ class StepCosts:
         draft: tuple[Sequence[int], Sequence[float]],
         per_context_token: float,
         max_tokens: int,
+        *,
+        at_once: bool = False,
     ) -> Self | None:
         """Interpolate points (numbers of rows, costs) up to `max_tokens`; None without points."""
         if not step[0]:
             return None
         draft_us = _curve(*draft, max_tokens)
         draft_us[0] = 0.0
-        return cls(_curve(*step, max_tokens), draft_us, per_context_token)
+        return cls(_curve(*step, max_tokens), draft_us, per_context_token, at_once)
 
 
 def _curve(rows: Sequence[int], costs: Sequence[float], max_tokens: int) -> FloatArray:
@@ -83,6 +85,13 @@ class Factors(NamedTuple):
 _AS_COMPUTED = Factors()
 
 
+class Lookups(NamedTuple):
+    """Drafts that are looked up."""
+
+    found: FloatArray  # how often, by row [R]
+    us: float  # that looking takes in a step
+
+
 class DraftChoice(NamedTuple):
     """The best drafts of a step. `Factors` are in its rates, and not in other predictions."""
 
@@ -95,10 +104,6 @@ class DraftChoice(NamedTuple):
     draft_us: float  # of that, for drafting
     tokens: FloatArray  # predicted accepted drafts of each row [R]
 
-    def if_worthwhile(self) -> DraftChoice:
-        """Return the drafts if they are worth more than the noise, else none."""
-        return self if self.value >= _WORTHWHILE else self.without_drafts()
-
     def without_drafts(self) -> DraftChoice:
         """Return the same step with no drafts."""
         return self._replace(
@@ -109,15 +114,9 @@ class DraftChoice(NamedTuple):
             tokens=np.zeros_like(self.tokens),
         )
 
-    def expected(self, overhead_us: float, mark: Mark | None) -> Expected:
-        """Return what is expected of the step, the overhead left out of its time."""
-        return Expected(
-            self.plain_us - overhead_us + self.more_us,
-            self.draft_us,
-            self.tokens,
-            self.more_us / self.plain_us,
-            mark,
-        )
+    def bet(self, mark: Mark | None) -> Bet:
+        """Return what is predicted of these drafts."""
+        return Bet(self.tokens, self.more_us / self.plain_us, mark)
 
 
 def draft_lengths(
@@ -129,7 +128,7 @@ def draft_lengths(
     costs: StepCosts,
     overhead_us: float,
     catches_up: bool,
-    looked_up: bool = False,
+    lookups: Lookups | None = None,
     factors: Factors = _AS_COMPUTED,
 ) -> DraftChoice:
     """Choose for rows [R] that decode, within `caps` drafts each, at least one of which is above 0.
@@ -137,29 +136,34 @@ def draft_lengths(
     `acceptance` is the probability that a draft is accepted when those before it were, `context`
     the length of each row in tokens, `num_tokens` the input rows of the step without drafts,
     `overhead_us` what a step takes besides, however many rows it has.
-    `catches_up`: the drafter first makes up for the tokens of the step before; `looked_up`: there
-    is no drafter, drafts cost their rows and nothing else.
+    `catches_up`: the drafter first makes up for the tokens of the step before. With `lookups` there
+    is no drafter: rows draft as often as anything is found, which costs a lookup.
     """
     positions = np.arange(int(caps.max()))
     row, position = (positions < caps[:, None]).nonzero()
-    gain = (np.minimum(acceptance, _SURE)[:, None] ** (positions + 1))[row, position]
+    gain: FloatArray = np.power(np.minimum(acceptance, _SURE)[row], position + 1.0)
     context_us = costs.per_context_token * context
     plain_us = float(costs.step[num_tokens] + context_us.sum()) + overhead_us
     without = len(caps) / plain_us
     order = ((without * factors.time) * context_us[row] - factors.tokens * gain).argsort()
     row, position, gain = row[order], position[order], gain[order]
-    tokens = gain.cumsum()
-    reach = num_tokens + 1
-    more_us = costs.step[reach : reach + len(row)] - costs.step[num_tokens]
-    more_us += context_us[row].cumsum()
-    draft_us = None if looked_up else _draft_us(position, tokens * catches_up, costs.draft)
-    if draft_us is not None:
+    if lookups is None:
+        tokens, reach = gain.cumsum(), num_tokens + 1
+        more_us = costs.step[reach : reach + len(row)] - costs.step[num_tokens]
+        more_us += context_us[row].cumsum()
+        draft_us = _draft_us(position, tokens * catches_up, costs)
         more_us += draft_us
+    else:
+        often = lookups.found[row]
+        gain = often * gain
+        tokens, draft_us = gain.cumsum(), np.zeros(len(row))
+        more_us = _between(costs.step, num_tokens + often.cumsum()) - costs.step[num_tokens]
+        more_us += (often * context_us[row]).cumsum() + lookups.us
     rates = (len(caps) + factors.tokens * tokens) / (plain_us + factors.time * more_us)
     best = int(rates.argmax())
     rate, taken = float(rates[best]), row[: best + 1]
     lengths = np.bincount(taken, minlength=len(caps))
-    drafting = None if looked_up else costs.draft
+    drafting = costs.draft if lookups is None else None
     context_each_us = float(context_us.sum()) / len(caps)
     reach, rows = num_tokens + best + 1, int(np.count_nonzero(lengths))
     one_more_us = _rise(costs.step, reach) + _rise(drafting, rows) + context_each_us
@@ -171,9 +175,15 @@ def draft_lengths(
         plain_price=without * first_us,
         plain_us=plain_us,
         more_us=float(more_us[best]),
-        draft_us=0.0 if draft_us is None else float(draft_us[best]),
+        draft_us=float(draft_us[best]),
         tokens=np.bincount(taken, gain[: best + 1], len(caps)).astype(np.float64, copy=False),
     )
+
+
+def _between(costs: FloatArray, at: FloatArray) -> FloatArray:
+    """Return costs of numbers of rows that are means."""
+    whole = at.astype(np.int64)
+    return costs[whole] + (at - whole) * (costs[whole + 1] - costs[whole])
 
 
 def _rise(costs: FloatArray | None, at: int) -> float:
@@ -181,14 +191,14 @@ def _rise(costs: FloatArray | None, at: int) -> float:
     return 0.0 if costs is None else float(costs[at + 1] - costs[at])
 
 
-def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:
+def _draft_us(position: IntArray, tokens: FloatArray, costs: StepCosts) -> FloatArray:
     """Return the cost of the first 1, 2, .. drafts [N], at these positions of their rows.
 
     The first position is drafted by the pass that also makes up for `tokens` [N] accepted ones.
     """
     rows = (position == np.arange(position.max() + 1)[:, None]).cumsum(axis=1)  # [K, N]
     rows[0] += tokens.astype(np.int64)
-    cost: FloatArray = draft[rows].sum(axis=0)
+    cost: FloatArray = costs.draft[rows[:1] if costs.at_once else rows].sum(axis=0)
     return cost
 
 
@@ -202,14 +212,24 @@ _REBUILT = 16  # steps after which what was learnt is used
 _SIZES = 4  # that are told apart, from a number of rows to its double
 
 
+class Bet(NamedTuple):
+    """Prediction about the drafts that a step has of one source."""
+
+    tokens: FloatArray | None = None  # accepted drafts of each row [R]; None = not known
+    more: float = 0.0  # time that drafts add, as a share of the step without them
+    mark: Mark | None = None  # if the step is part of a trial
+
+
+_NONE = Bet()
+
+
 class Expected(NamedTuple):
     """Expectation of a step: its time in microseconds, 0 = not known, and what its drafts bring."""
 
     us: float = 0.0
     draft_us: float = 0.0  # of these, for drafting
-    tokens: FloatArray | None = None  # accepted drafts of each row [R]; None = not known
-    more: float = 0.0  # time that drafts add, as a share of the step without them
-    mark: Mark | None = None  # if the step is part of a trial
+    proposed: Bet = _NONE
+    looked_up: Bet = _NONE
 
 
 class Took(NamedTuple):
@@ -279,6 +299,7 @@ class LearntCosts:
             rising(measured.step * self._own[self._size]) * self._common,
             measured.draft * self._draft * self._common,
             measured.per_context_token * self._common,
+            measured.at_once,
         )
 
 

@@ -4,89 +4,41 @@ Acceptance is estimated from windows that were verified. A request that is given
 nothing about its own, so one is probed now and then; probes may take a small share of the time. A
 model whose drafter fails altogether is suspended. Steps take longer than the workers need by
 themselves, because scheduler and gateway have work to do too; by how much is learnt as they run,
-and what steps cost the workers is learnt anew. All that predicts; a contest of steps with the
-drafter and without it has the last word.
+and what steps cost the workers is learnt anew. All that predicts; contests of steps with drafts and
+without have the last word, one on what the drafter proposes and one on what is looked up.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.invariants import BoolArray, IntArray, ResultRows
 
-from .contest import Contest, Outlook
+from .contest import WITH_STATE, WITHOUT_STATE, Bar, Contest, Outlook
 from .draft_length import (
+    Bet,
     DraftChoice,
     Expected,
     Factors,
     FloatArray,
     LearntCosts,
+    Lookups,
     Overhead,
     StepCosts,
     Took,
     draft_lengths,
 )
-
-_MODEL_MEMORY = 256.0  # trials that the model's estimate rests on
-_FIRST_GUESS = 0.7  # acceptance before anything is known
-_FIRST_WEIGHT = 16.0  # trials that the first guess counts for
-_MODEL_WEIGHT = 8.0  # trials that the model's estimate counts for in a request's
-_FADE = 0.9  # weight of a request's earlier windows, per window
-
-
-class AcceptanceStats(NamedTuple):
-    """Acceptance of a request, carried from one tenancy to the next.
-
-    A trial is a draft whose predecessors in the window were all accepted; a hit one that was too.
-    """
-
-    hits: float = 0.0  # faded
-    trials: float = 0.0  # faded
-
-
-class Estimates:
-    """Acceptance of a kind of drafts: by slot, and of all requests."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._model_hits, self._model_trials = _FIRST_GUESS * _FIRST_WEIGHT, _FIRST_WEIGHT
-        self.clear(num_slots)
-
-    def clear(self, num_slots: int) -> None:
-        """Begin an epoch with empty slots; what is known of all requests stays."""
-        self.hits = np.zeros(num_slots)
-        self.trials = np.zeros(num_slots)
-
-    def admit(self, slot: int, known: AcceptanceStats) -> None:
-        """Start the estimate of a slot."""
-        self.hits[slot], self.trials[slot] = known
-
-    def stats(self, slot: int) -> AcceptanceStats:
-        """Return what is known of a slot's request."""
-        return AcceptanceStats(float(self.hits[slot]), float(self.trials[slot]))
-
-    def of(self, slot: IntArray) -> FloatArray:
-        """Return the probability for rows [R] from their windows, starting at the model's."""
-        prior = _MODEL_WEIGHT * self._model_hits / self._model_trials
-        estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
-        return estimate
-
-    def observe(self, slot: IntArray, hits: IntArray, trials: IntArray) -> None:
-        """Learn from windows of rows [R]."""
-        self.hits[slot] = _FADE * self.hits[slot] + hits
-        self.trials[slot] = _FADE * self.trials[slot] + trials
-        total = int(trials.sum())
-        fade = 1 - min(total / _MODEL_MEMORY, 1.0)
-        self._model_hits = fade * self._model_hits + int(hits.sum())
-        self._model_trials = fade * self._model_trials + total
-
+from .estimates import AcceptanceStats, Estimates, Finds
 
 logger = logging.getLogger(__name__)
 
 _PROBE = 2  # drafts
 _PROBE_SHARE = 0.005  # of the time
+_LOOKUP_MEMORY = 0.05  # weight of the newest step in what lookups take
+_LOOKUP_JUMP = 4.0  # times that, which is as much as a step may show: others were interrupted
 _KEPT = 4  # steps of the same rows for which a choice holds
 _MAKES_UP = 2  # times what a step may commit: a drafter so far behind did not draft of late
 
@@ -155,7 +107,18 @@ class Batch(NamedTuple):
     num_tokens: int
 
 
-Kind = Literal["best", "hopeful", "found"]
+class Source:
+    """Drafts of one origin: how many of them are accepted, and whether they pay."""
+
+    def __init__(self, bar: Bar) -> None:
+        self.acceptance, self.contest = Estimates(0), Contest(bar)
+
+
+class Key(NamedTuple):
+    """Choice that is made for a batch."""
+
+    source: Source
+    hopeful: bool  # about what drafts cost
 
 
 class Choices:
@@ -163,7 +126,7 @@ class Choices:
     they take long beside a step of one row, and change little."""
 
     def __init__(self) -> None:
-        self._made: dict[Kind, DraftChoice] = {}
+        self._made: dict[Key, DraftChoice] = {}
         self._batch: tuple[bytes, bytes, int] | None = None
         self._until = 0  # step
 
@@ -178,28 +141,30 @@ class Choices:
         """Forget all: a slot has another request."""
         self._batch = None
 
-    def get(self, kind: Kind, make: Callable[[], DraftChoice]) -> DraftChoice:
+    def get(self, key: Key, make: Callable[[], DraftChoice]) -> DraftChoice:
         """Return what is kept, or what is made now."""
-        if kind not in self._made:
-            self._made[kind] = make()
-        return self._made[kind]
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 class Speculation:
     """Estimates of acceptance and of costs. Steps are counted here, over all epochs.
 
-    A drafter may look up what repeats itself first, or do nothing else. That costs nothing but the
-    rows of what is found, and is right for other reasons: both have lengths and estimates of their
-    own, and the contest is of what a drafter proposes.
+    A drafter may look up what repeats itself first, or do nothing else. That costs a moment and the
+    rows of what is found, and is right for other reasons: both sources have lengths, estimates and
+    a contest of their own.
     """
 
     def __init__(self) -> None:
         self.alarm = Alarm()
         self.expected = Expected()  # of the newest step, overhead left out
         self.overhead = Overhead()
-        self.contest = Contest()
         self._choices = Choices()
-        self.proposed, self.looked_up = Estimates(0), Estimates(0)
+        self.proposed, self.looked_up = Source(WITH_STATE), Source(WITHOUT_STATE)
+        self.sources = {"proposed": self.proposed, "looked_up": self.looked_up}
+        self.finds = Finds(0)
+        self._lookup_us = 0.0  # of a step
         self._credit_us = 0.0  # time that probes may take
         self._step = 0
 
@@ -221,20 +186,22 @@ class Speculation:
         self._looks_up = drafter_looks_up
         self._proposes = drafter_has_state or not drafter_looks_up
         self._costs = LearntCosts(costs) if costs is not None else None
-        self.proposed.clear(num_slots)
-        self.looked_up.clear(num_slots)
-        self.contest.abandon()
+        for source in self.sources.values():
+            source.acceptance.clear(num_slots)
+            source.contest.abandon()
+        self.finds.clear(num_slots)
         self._choices.forget()
 
     def admit(self, slot: int, known: AcceptanceStats) -> None:
         """Start the estimate of a slot from what is known of its request."""
-        self.proposed.admit(slot, known)
-        self.looked_up.admit(slot, AcceptanceStats())
+        self.proposed.acceptance.admit(slot, known)
+        self.looked_up.acceptance.admit(slot, AcceptanceStats())
+        self.finds.admit(slot)
         self._choices.forget()
 
     def release(self, slot: int) -> AcceptanceStats:
         """Return what is known of the request that leaves a slot."""
-        return self.proposed.stats(slot)
+        return self.proposed.acceptance.stats(slot)
 
     def suspend(self, reason: str) -> None:
         """Allow no drafts for a while, as the drafter is at fault for something."""
@@ -243,7 +210,7 @@ class Speculation:
     @property
     def drafts_soon(self) -> bool:
         """Return whether a request that is being prefilled will probably draft."""
-        return self.contest.drafts and self.alarm.allows(self._step)
+        return self.proposed.contest.drafts and self.alarm.allows(self._step)
 
     def lengths(
         self, slot: IntArray, caps: IntArray, context: IntArray, behind: IntArray, num_tokens: int
@@ -262,67 +229,76 @@ class Speculation:
             return Lengths(caps if self._proposes else none, caps if self._looks_up else none)
         batch = Batch(slot, caps, context, behind * self._has_state, num_tokens)
         self._choices.meet(batch, self._step)
-        if not self._proposes:
-            self.expected = Expected(self._choice("found", batch).plain_us - self.overhead.us)
-            return Lengths(none, self._found(batch, self._costs.now))
-        proposed = self._proposed(batch, self._costs.now)
-        lengths = proposed.lengths.copy()
+        proposed = self._proposed(batch, self._costs.now) if self._proposes else none
+        return Lengths(proposed, self._found(batch, self._costs.now) if self._looks_up else none)
+
+    def _proposed(self, batch: Batch, costs: StepCosts) -> IntArray:
+        """Return what the drafter should propose, and note what is expected of the step."""
+        missing = int(batch.behind.sum())
+        makes_up = missing > _MAKES_UP * int(batch.caps.sum() + len(batch.slot))
+        catch_up_us = float(costs.draft[min(missing, len(costs.draft) - 1)]) * makes_up
+        choice, bet = self._chosen(self.proposed, batch, catch_up_us)
+        # Where it makes up for much, the step does not tell what drafting costs usually.
+        us = choice.plain_us - self.overhead.us + choice.more_us
+        self.expected = Expected(us, 0.0 if makes_up else choice.draft_us, bet)
+        lengths = choice.lengths.copy()
         # Where the price is above 1, not even a draft that is accepted for certain would pay.
-        if proposed.price < 1 and self.expected.mark is None:
-            self._probe(batch, lengths, self._costs.now)
-        return Lengths(lengths, self._found(batch, self._costs.now) if self._looks_up else none)
+        if choice.price < 1 and bet.mark is None:
+            self._probe(batch, lengths, costs)
+        return lengths
 
     def _found(self, batch: Batch, costs: StepCosts) -> IntArray:
-        """Return how many of the tokens that are found the rows [R] should draft."""
-        found = self._choice("found", batch).if_worthwhile()
-        lengths = found.lengths.copy()
-        if found.price < 1:
+        """Return how many of the tokens that are found the rows [R] should draft, and note what is
+        expected of them."""
+        choice, bet = self._chosen(self.looked_up, batch, 0.0)
+        us = self.expected.us if self._proposes else choice.plain_us - self.overhead.us
+        self.expected = self.expected._replace(us=us, looked_up=bet)
+        lengths = choice.lengths.copy()
+        if choice.price < 1 and bet.mark is None:
             self._probe_lookups(batch, lengths, costs)
         return lengths
 
-    def _choice(self, kind: Kind, batch: Batch) -> DraftChoice:
-        """Return the best drafts that are looked up, or of the drafter, as far as it is known or as
-        it is hoped what they cost."""
-        return self._choices.get(kind, lambda: self._choose(kind, batch))
+    def _chosen(self, source: Source, batch: Batch, catch_up_us: float) -> tuple[DraftChoice, Bet]:
+        """Return the drafts of a source that its contest decides for, and what is predicted."""
+        contest, rows = source.contest, len(batch.slot)
 
-    def _choose(self, kind: Kind, batch: Batch) -> DraftChoice:
+        def outlook(*, hopeful: bool) -> Outlook:
+            choice = self._choice(Key(source, hopeful), batch)
+            gain = contest.tokens * float(choice.tokens.sum()) / rows
+            return Outlook(rows, choice.plain_us, choice.more_us, gain, catch_up_us)
+
+        other = self.looked_up if source is self.proposed else self.proposed
+        drafts, mark = contest.way(
+            outlook(hopeful=False),
+            lambda: outlook(hopeful=True),
+            has_prompts=batch.num_tokens > rows,
+            alone=not other.contest.in_trial,
+        )
+        choice = self._choice(Key(source, hopeful=drafts and not contest.drafts), batch)
+        if not drafts:
+            choice = choice.without_drafts()
+        return choice, choice.bet(mark)
+
+    def _choice(self, key: Key, batch: Batch) -> DraftChoice:
+        return self._choices.get(key, lambda: self._choose(key, batch))
+
+    def _choose(self, key: Key, batch: Batch) -> DraftChoice:
+        """Return the best drafts of a source, as far as it is known or hoped what they cost."""
         assert self._costs is not None
-        rows, contest, looked_up = len(batch.slot), self.contest, kind == "found"
-        time = contest.hopeful(rows) if kind == "hopeful" else contest.time(rows)
-        estimates = self.looked_up if looked_up else self.proposed
+        (source, hopeful), rows = key, len(batch.slot)
+        contest, looked_up = source.contest, source is self.looked_up
+        time = contest.hopeful(rows) if hopeful else contest.time(rows)
         return draft_lengths(
-            estimates.of(batch.slot),
+            source.acceptance.of(batch.slot),
             batch.caps,
             batch.context,
             num_tokens=batch.num_tokens,
             costs=self._costs.now,
             overhead_us=self.overhead.us,
             catches_up=self._has_state,
-            looked_up=looked_up,
-            factors=Factors() if looked_up else Factors(contest.tokens, time),
+            lookups=Lookups(self.finds.of(batch.slot), self._lookup_us) if looked_up else None,
+            factors=Factors(contest.tokens, time),
         )
-
-    def _proposed(self, batch: Batch, costs: StepCosts) -> DraftChoice:
-        """Return what the drafter should propose, and note what is expected of the step."""
-        contest, rows, missing = self.contest, len(batch.slot), int(batch.behind.sum())
-        makes_up = missing > _MAKES_UP * int(batch.caps.sum() + rows)
-        catch_up_us = float(costs.draft[min(missing, len(costs.draft) - 1)]) * makes_up
-
-        def outlook(kind: Kind) -> Outlook:
-            choice = self._choice(kind, batch)
-            gain = contest.tokens * float(choice.tokens.sum()) / rows
-            return Outlook(rows, choice.plain_us, choice.more_us, gain, catch_up_us)
-
-        drafts, mark = contest.way(
-            outlook("best"), lambda: outlook("hopeful"), has_prompts=batch.num_tokens > rows
-        )
-        choice = self._choice("hopeful" if drafts and not contest.drafts else "best", batch)
-        if not drafts:
-            choice = choice.without_drafts()
-        self.expected = choice.expected(self.overhead.us, mark)
-        if makes_up:  # of what drafting costs usually it tells nothing
-            self.expected = self.expected._replace(draft_us=0.0)
-        return choice
 
     def _probe(self, batch: Batch, lengths: IntArray, costs: StepCosts) -> None:
         """Let the drafter propose for one of the rows [R] without drafts, if there is time for it.
@@ -331,7 +307,9 @@ class Speculation:
         """
         if self._credit_us < 2 * costs.draft[1]:
             return
-        row = _least_known(self.proposed.trials[batch.slot], (lengths == 0) & (batch.caps > 0))
+        row = _least_known(
+            self.proposed.acceptance.trials[batch.slot], (lengths == 0) & (batch.caps > 0)
+        )
         if row is None:
             return
         missing = min(1 + int(batch.behind[row]), len(costs.draft) - 1)
@@ -345,12 +323,15 @@ class Speculation:
 
     def _probe_lookups(self, batch: Batch, lengths: IntArray, costs: StepCosts) -> None:
         """The same with what is looked up."""
-        cost_us = _rows_us(costs, batch.num_tokens + int(lengths.sum()))
+        cost_us = _rows_us(costs, batch.num_tokens + int(lengths.sum())) + self._lookup_us
         if self._credit_us < cost_us:
             return
-        row = _least_known(self.looked_up.trials[batch.slot], (lengths == 0) & (batch.caps > 0))
+        row = _least_known(
+            self.looked_up.acceptance.trials[batch.slot], (lengths == 0) & (batch.caps > 0)
+        )
         if row is not None:
             self._credit_us = 0.0
+            self.expected = self.expected._replace(looked_up=Bet())
             lengths[row] = min(int(batch.caps[row]), _PROBE)
 
     def took(
@@ -364,12 +345,24 @@ class Speculation:
         step_us = self._costs.of_step(len_before, n_drafts)
         self.overhead.observe(step_us + expected.draft_us, us)
         self._costs.observe(expected, of_it, len_before, n_drafts)
-        own = (rows.n_looked_up == 0) & (rows.n_forced == 0)  # not given by anything else
-        if expected.mark is not None:
-            self.contest.took(expected.mark, since_us, expected.more, clean=bool(own.all()))
-        if expected.tokens is not None:
-            predicted = float(expected.tokens[own].sum())
-            self.contest.accepted(predicted, int(rows.n_accepted[own].sum()))
+        free = rows.n_forced == 0
+        own = free & (rows.n_looked_up == 0)  # not given by anything else
+        if of_it.draft_us and not expected.draft_us and not n_drafts[own].any():
+            took_us = min(of_it.draft_us, _LOOKUP_JUMP * self._lookup_us or of_it.draft_us)
+            self._lookup_us += _LOOKUP_MEMORY * (took_us - self._lookup_us)
+        self._learn(self.proposed, expected.proposed, own, rows.n_accepted, since_us)
+        accepted = rows.n_accepted * (rows.n_looked_up > 0)
+        self._learn(self.looked_up, expected.looked_up, free, accepted, since_us)
+
+    @staticmethod
+    def _learn(
+        source: Source, bet: Bet, own: BoolArray, accepted: IntArray, since_us: float
+    ) -> None:
+        """Tell a contest what came of a bet in rows [R], of which only its `own` count."""
+        if bet.mark is not None:
+            source.contest.took(bet.mark, since_us, bet.more, clean=bool(own.all()))
+        if bet.tokens is not None:
+            source.contest.accepted(float(bet.tokens[own].sum()), int(accepted[own].sum()))
 
     def observe(
         self, slot: IntArray, drafts: IntArray, accepted: IntArray, looked_up: BoolArray
@@ -378,11 +371,11 @@ class Speculation:
         if not (self._adaptive or self.alarm.suspended):
             return
         trials = accepted + (accepted < drafts)
-        for estimates, rows in (
+        for source, rows in (
             (self.looked_up, (drafts > 0) & looked_up),
             (self.proposed, (drafts > 0) & ~looked_up),
         ):
-            estimates.observe(slot[rows], accepted[rows], trials[rows])
+            source.acceptance.observe(slot[rows], accepted[rows], trials[rows])
         self.alarm.observe(int(accepted[rows].sum()), int(trials[rows].sum()), self._step)
 
 

@@ -10,7 +10,7 @@ from surestep_common.errors import (
     RequestTooLarge,
     UnsupportedParameter,
 )
-from surestep_common.other_releases import unknown_fields
+from surestep_common.releases import unknown_fields
 from surestep_common.request_bounds import check_entries
 from surestep_common.sampling import MAX_LOGPROBS, sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams

@@ -10,8 +10,12 @@ from surestep_proto import vllm_engine_pb2 as pb
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import GenerateChunk
 
-_FINISH = {scheduler_pb2.STOP: "stop", scheduler_pb2.LENGTH: "length"}
 _ABORT = "abort"
+_FINISH = {
+    scheduler_pb2.STOP: "stop",
+    scheduler_pb2.LENGTH: "length",
+    scheduler_pb2.ABORTED: _ABORT,
+}
 
 
 class ChoiceResponses:

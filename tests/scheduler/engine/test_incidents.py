@@ -132,6 +132,7 @@ def test_who_tells_of_an_error_did_not_end_before_it(teller: int | None, cause: 
         (pb.EXITED, False, "worker_exit"),
         (pb.EXITED, True, "worker_exit"),
         (pb.OUT_OF_MEMORY, False, "out_of_memory"),
+        (pb.UNSEEN, False, "worker_exit"),
         (pb.HUNG, False, "worker_hang"),
         (pb.HUNG, True, "worker_hang"),
     ],
@@ -142,7 +143,8 @@ def test_what_a_death_says_of_those_under_way(
     """A crash is theirs, somebody's signal hardly, and what happens to an idle rank less."""
     death = exit_(10, cause, phase, outside=outside)
     found = diagnosed(ConnectionLost("gone"), death, exit_(11, pb.REQUESTED))
-    drafters = phase == pb.DRAFTING and not outside and cause != pb.OUT_OF_MEMORY
+    drafters = phase == pb.DRAFTING and not outside
+    drafters &= cause not in (pb.OUT_OF_MEMORY, pb.UNSEEN)
     assert found.cause == ("drafter" if drafters else told)
     if drafters:
         assert found.weight == NONE

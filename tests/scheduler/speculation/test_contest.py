@@ -10,15 +10,23 @@ import pytest
 from surestep_common.invariants import ResultRows
 from surestep_scheduler.speculation.contest import Contest, Outlook, Way
 from surestep_scheduler.speculation.draft_length import StepCosts, Took
-from surestep_scheduler.speculation.speculation import AcceptanceStats, Speculation
+from surestep_scheduler.speculation.estimates import AcceptanceStats
+from surestep_scheduler.speculation.speculation import Source, Speculation
 
-CAP, CONTEXT = 4, 200
+CAP, CONTEXT, LOOK_US = 4, 200, 60.0
 
 
 class Always(Contest):
     """Drafts whatever it costs."""
 
-    def way(self, outlook: Outlook, hope: Callable[[], Outlook], *, has_prompts: bool) -> Way:
+    def way(
+        self,
+        outlook: Outlook,
+        hope: Callable[[], Outlook],
+        *,
+        has_prompts: bool,
+        alone: bool = True,
+    ) -> Way:
         return Way(True, None)
 
 
@@ -32,6 +40,7 @@ class Machine:
     acceptance: float
     jitter: float = 0.1
     has_state: bool = True
+    found: float | None = None  # share of lookups that find anything; None = a drafter proposes
     us: float = 0.0  # spent
     tokens: int = 0
     behind: int = 0
@@ -48,8 +57,8 @@ class Machine:
             self.rows,
             costs,
             adaptive=True,
-            drafter_has_state=self.has_state,
-            drafter_looks_up=False,
+            drafter_has_state=self.has_state and self.found is None,
+            drafter_looks_up=self.found is not None,
         )
         for slot in range(self.rows):
             self.speculation.admit(slot, AcceptanceStats())
@@ -57,11 +66,19 @@ class Machine:
     def plain_us(self) -> float:
         return float(self.costs.step[self.rows]) + 500
 
-    def drafts_us(self, lengths: np.ndarray, behind: int) -> tuple[float, float]:
+    @property
+    def source(self) -> Source:
+        """The drafts that this machine has."""
+        spec = self.speculation
+        return spec.proposed if self.found is None else spec.looked_up
+
+    def drafts_us(self, asked: np.ndarray, lengths: np.ndarray, behind: int) -> tuple[float, float]:
         """Real time that drafts add to verify, and to draft."""
-        if not lengths.any():
+        if not asked.any():
             return 0.0, 0.0
         verify = float(self.costs.step[self.rows + lengths.sum()] - self.costs.step[self.rows])
+        if self.found is not None:
+            return self.lie * verify, LOOK_US
         draft = float(self.costs.draft[self.rows + behind])
         for position in range(1, CAP):
             draft += float(self.costs.draft[int((lengths > position).sum())])
@@ -71,11 +88,15 @@ class Machine:
         rows, spec = np.arange(self.rows), self.speculation
         caps = np.full(self.rows, CAP)
         behind = np.full(self.rows, self.behind // self.rows)
-        lengths, _ = spec.lengths(rows, caps, np.full(self.rows, CONTEXT), behind, self.rows)
+        chosen = spec.lengths(rows, caps, np.full(self.rows, CONTEXT), behind, self.rows)
+        asked = lengths = chosen.proposed + chosen.looked_up
+        if self.found is not None:
+            lengths = asked * (self.rng.random(self.rows) < self.found)
+            spec.finds.observe(rows[asked > 0], lengths[asked > 0] > 0)
         expected = spec.expected
         hits = self.rng.random((self.rows, CAP)) < self.acceptance
         accepted = np.minimum(hits.cumprod(axis=1).sum(axis=1), lengths)
-        verify, draft = self.drafts_us(lengths, self.behind * self.has_state)
+        verify, draft = self.drafts_us(asked, lengths, self.behind * self.has_state)
         slow = float(self.rng.gamma(1 / self.jitter**2, self.jitter**2))
         us = slow * (self.plain_us() + verify + draft)
         emitted = self.rows + int(accepted.sum())
@@ -91,9 +112,9 @@ class Machine:
             n_emitted=accepted + 1,
             drafter_len=zeros,
             n_forced=zeros,
-            n_looked_up=zeros,
+            n_looked_up=zeros if self.found is None else lengths,
         )
-        spec.observe(rows, lengths, accepted, zeros > 0)
+        spec.observe(rows, lengths, accepted, result.n_looked_up > 0)
         took = Took(slow * (self.plain_us() - 500 + verify), slow * draft)
         spec.took(expected, us, us, took, result)
 
@@ -115,13 +136,14 @@ def machine(seed: int) -> Machine:
         acceptance=float(rng.uniform(0.1, 0.8)),
         jitter=float(rng.choice([0.05, 0.15, 0.3])),
         has_state=bool(rng.integers(2)),
+        found=float(rng.uniform(0.05, 0.9)) if rng.integers(2) else None,
     )
 
 
 def best_rate(seed: int) -> float:
     """Tokens per microsecond of the better of drafting always and never, on such a machine."""
     always = machine(seed)
-    always.speculation.contest = Always()
+    always.source.contest = Always()
     always.rate(300)
     return max(always.rate(1200), always.rows / always.plain_us())
 
@@ -139,14 +161,20 @@ def test_little_time_is_lost_to_the_worse_way(first: int) -> None:
     assert max(lost) < 0.12
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.3, 4.0), (3.0, 0.3)])
-def test_a_change_is_noticed(before: float, after: float) -> None:
-    changing = Machine(np.random.default_rng(1), rows=4, lie=before, acceptance=0.6)
+@pytest.mark.parametrize(
+    ("found", "before", "after"),
+    [(None, 0.3, 4.0), (None, 3.0, 0.3), (0.5, 0.3, 6.0), (0.5, 6.0, 0.3)],
+)
+def test_a_change_is_noticed(found: float | None, before: float, after: float) -> None:
+    changing = Machine(np.random.default_rng(1), 4, lie=before, acceptance=0.6, found=found)
     changing.rate(1500)
-    decided = changing.speculation.contest.drafts
+    decided = changing.source.contest.drafts
     changing.lie = after
     changing.rate(1600)
-    assert (decided, changing.speculation.contest.drafts) == (before < after, after < before)
+    assert (decided, changing.source.contest.drafts) == (
+        before < after,
+        after < before,
+    )
 
 
 def outlook(gain: float = 0.4, catch_up_us: float = 0.0, rows: int = 1) -> Outlook:

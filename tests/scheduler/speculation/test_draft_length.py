@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-from surestep_scheduler.speculation.draft_length import DraftChoice, StepCosts, draft_lengths
+from support.fakes.loop import worthwhile
+from surestep_scheduler.speculation.draft_length import (
+    DraftChoice,
+    LearntCosts,
+    Lookups,
+    StepCosts,
+    draft_lengths,
+)
 
 ROWS, CAP = 3, 3
 
@@ -27,7 +35,7 @@ def choose(
     acceptance: list[float], table: StepCosts, cap: int = CAP, context: int = 100
 ) -> DraftChoice:
     rows = len(acceptance)
-    return draft_lengths(
+    choice = draft_lengths(
         np.array(acceptance),
         np.full(rows, cap),
         np.full(rows, context),
@@ -35,7 +43,8 @@ def choose(
         costs=table,
         overhead_us=0.0,
         catches_up=False,
-    ).if_worthwhile()
+    )
+    return worthwhile(choice)
 
 
 def random_costs(rng: np.random.Generator) -> StepCosts:
@@ -67,7 +76,7 @@ def test_near_the_best_and_never_below_none(seed: int) -> None:
     table = random_costs(rng)
     acceptance, context = rng.uniform(0.05, 0.98, ROWS), rng.integers(1, 5000, ROWS)
     overhead_us = float(rng.choice([0, 3000]))
-    chosen = draft_lengths(
+    choice = draft_lengths(
         acceptance,
         np.full(ROWS, CAP),
         context,
@@ -75,7 +84,8 @@ def test_near_the_best_and_never_below_none(seed: int) -> None:
         costs=table,
         overhead_us=overhead_us,
         catches_up=False,
-    ).if_worthwhile()
+    )
+    chosen = worthwhile(choice)
 
     def rate(lengths: tuple[int, ...]) -> float:
         return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table, overhead_us)
@@ -113,20 +123,37 @@ def test_the_step_below_a_jump_is_filled() -> None:
 
 def test_drafts_of_long_contexts_are_given_up_first() -> None:
     table = costs([1000, 1050, 1100, 1200, 1400], [], per_context_token=0.1)
-    lengths = (
-        draft_lengths(
-            np.full(2, 0.7),
-            np.full(2, 3),
-            np.array([100, 20_000]),
-            num_tokens=2,
-            costs=table,
-            overhead_us=0.0,
-            catches_up=False,
-        )
-        .if_worthwhile()
-        .lengths.tolist()
+    choice = draft_lengths(
+        np.full(2, 0.7),
+        np.full(2, 3),
+        np.array([100, 20_000]),
+        num_tokens=2,
+        costs=table,
+        overhead_us=0.0,
+        catches_up=False,
     )
-    assert lengths[0] > lengths[1]
+    kept, given_up = worthwhile(choice).lengths.tolist()
+    assert kept > given_up
+
+
+@pytest.mark.parametrize(
+    ("found", "us", "drafts"), [(1.0, 0.0, 4), (1.0, 3000.0, 0), (0.1, 0.0, 0)]
+)
+def test_lookups_are_worth_what_they_find(found: float, us: float, drafts: int) -> None:
+    """Where a draft is dear, looking pays if it is found often enough for what it takes."""
+    jump = StepCosts.measured(([1, 2, 6], [1000, 2400, 2500]), ([], []), 0.0, 64)
+    assert jump is not None
+    choice = draft_lengths(
+        np.array([0.9]),
+        np.array([4]),
+        np.array([0]),
+        num_tokens=1,
+        costs=jump,
+        overhead_us=0.0,
+        catches_up=False,
+        lookups=Lookups(np.array([found]), us),
+    )
+    assert worthwhile(choice).lengths.tolist() == [drafts]
 
 
 def test_caps_are_kept() -> None:
@@ -152,3 +179,14 @@ def test_costs_between_and_beyond_the_measured_points() -> None:
 
 def test_without_measurements() -> None:
     assert StepCosts.measured(([], []), ([], []), 0.0, 64) is None
+
+
+def test_further_drafts_of_one_pass_cost_no_more_drafting() -> None:
+    one_by_one = costs([1000.0] * 5, [400.0])
+    assert choose([0.6], one_by_one).lengths.tolist() == [1]
+    at_once = replace(one_by_one, at_once=True)
+    assert choose([0.6], at_once).lengths.tolist() == [CAP]
+    assert choose([0.6], at_once).draft_us == 400.0
+    learnt = LearntCosts(at_once)
+    learnt._rebuild()
+    assert learnt.now.at_once

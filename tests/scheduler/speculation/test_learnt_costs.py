@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.fakes.loop import worthwhile
 from surestep_scheduler.speculation.draft_length import (
     DraftChoice,
     Expected,
@@ -30,10 +31,11 @@ MISLED = (table([6000, 9000, 9400, 9800, 10200], 1500), table([11000, 8200, 8300
 
 
 def choose(costs: StepCosts, acceptance: float) -> DraftChoice:
-    return draft_lengths(
+    choice = draft_lengths(
         np.array([acceptance]), np.array([4]), np.array([CONTEXT]),
         num_tokens=1, costs=costs, overhead_us=0.0, catches_up=False,
-    ).if_worthwhile()  # fmt: skip
+    )  # fmt: skip
+    return worthwhile(choice)
 
 
 def run_steps(costs: LearntCosts, truth: StepCosts, drafts: list[int], slower: float = 1.0) -> None:

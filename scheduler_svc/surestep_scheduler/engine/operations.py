@@ -1,0 +1,87 @@
+"""Operations on a running engine, for operators: new workers, pauses, sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from surestep_common.errors import Unavailable
+from surestep_proto import scheduler_pb2 as pb
+
+from . import updates
+from .engine import Engine
+from .incidents import OperatorRestart
+from .pauses import RETRY_AFTER_S, Slept
+
+_POLL_S = 0.02
+
+
+async def restart_workers(engine: Engine, reason: str) -> int:
+    """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
+
+    Raises Unavailable when the workers are not there, or no supervisor could bring them back.
+    """
+    _check_supervised(engine)
+    epoch = engine.epoch
+    if not engine.interrupt(OperatorRestart(reason or "an operator asked for new workers")):
+        raise Unavailable("the workers are being replaced", retry_after=RETRY_AFTER_S)
+    await engine.pauses.until(lambda: engine.epoch > epoch, _POLL_S)
+    return epoch
+
+
+async def pause(engine: Engine, level: int, mode: pb.PauseMode, tags: Sequence[str]) -> int:
+    """Stop planning and, from level 1 on, end the workers; return the number of aborted requests.
+
+    Workers come again when the parts called `tags` were woken, or all. A caller that does not wait
+    for the pause has asked for nothing. Raises InvalidRequest, and Unavailable where no supervisor
+    could bring workers back.
+    """
+    if level:
+        _check_supervised(engine)
+    pauses, first = engine.pauses, engine.pauses.info is None
+    pauses.begin(level, mode, tags)
+    try:
+        await engine.tell_state()
+        if mode == pb.PAUSE_WAIT and not pauses.stopping:
+            await pauses.until(lambda: not (pauses.info and _has_requests(engine)), _POLL_S)
+        if pauses.info is None:  # its end was asked for meanwhile
+            return 0
+        pauses.stopping = True
+        num_aborted = engine.abort(()) if mode == pb.PAUSE_ABORT else 0
+        if pauses.level:
+            engine.interrupt(Slept(pauses.words))
+        pauses.announce()
+        await pauses.until(lambda: _stopped(engine), _POLL_S)
+    except asyncio.CancelledError:
+        if first:
+            pauses.wake(())
+            await engine.tell_state()
+        raise
+    return num_aborted
+
+
+def _has_requests(engine: Engine) -> bool:
+    return bool(engine.state and engine.state.asked_for)
+
+
+def _stopped(engine: Engine) -> bool:
+    pauses = engine.pauses
+    if not pauses.level:
+        return not (engine.state and engine.state.in_flight)
+    return pauses.slept_level >= pauses.level or not pauses.stops_workers
+
+
+async def resume(engine: Engine, tags: Iterable[str]) -> Sequence[str]:
+    """Wake parts of a sleeping engine, or all; return those that still sleep, or none when it
+    serves again. Raises InvalidRequest.
+    """
+    asleep = engine.pauses.wake(tags)
+    if not asleep:
+        await engine.tell_state()
+        await updates.workers_back(engine)
+    return asleep
+
+
+def _check_supervised(engine: Engine) -> None:
+    if not engine.supervisors.exist:
+        raise Unavailable("no supervisor is known that could start workers again")
