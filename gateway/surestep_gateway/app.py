@@ -25,7 +25,9 @@ from .apis.invocations.routes import InvocationRoutes
 from .apis.messages.routes import MessagesRoutes
 from .apis.openai.routes import OpenAIRoutes
 from .apis.operators.admin import AdminRoutes
+from .apis.operators.engine_control import EngineControlRoutes
 from .apis.operators.routes import OperatorRoutes
+from .apis.operators.weights import WeightRoutes
 from .apis.responses.routes import ResponsesRoutes
 from .apis.responses.store import Store
 from .apis.route import DescribedRoute
@@ -90,6 +92,8 @@ def make_app(gateway: Gateway, store: Store, address: str) -> ASGIApp:
         *MessagesRoutes(gateway).routes(),
         *OperatorRoutes(gateway, address).routes(),
         *AdminRoutes(gateway).routes(),
+        *EngineControlRoutes(gateway).routes(),
+        *WeightRoutes(gateway).routes(),
     ]
     for route in routes:
         if isinstance(route, DescribedRoute) and route.rule.counted:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from surestep_proto.sampling_pb2 import LogprobColumns
-from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, RequestEnd, RequestStart
+from surestep_proto.scheduler_pb2 import ABORTED, LENGTH, GenerateChunk, RequestEnd, RequestStart
+
+_CUT: Mapping[int, Literal["length", "abort"]] = {LENGTH: "length", ABORTED: "abort"}
 
 
 @dataclass(slots=True)
@@ -14,7 +17,8 @@ class Completion:
     """The output of a request."""
 
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: Literal["stop", "length", ""] = ""  # empty while it is not complete
+    # Empty while it is not complete; "abort": an operator has ended it.
+    finish_reason: Literal["stop", "length", "abort", ""] = ""
     logprobs: LogprobColumns = field(default_factory=LogprobColumns)  # row = index into token_ids
     prompt_logprobs: LogprobColumns = field(default_factory=LogprobColumns)  # row = position
     start: RequestStart = field(default_factory=RequestStart)
@@ -31,5 +35,5 @@ class Completion:
         self.logprobs.row[num_known:] = rows
         self.token_ids += chunk.token_ids
         if chunk.finish_reason:
-            self.finish_reason = "length" if chunk.finish_reason == LENGTH else "stop"
+            self.finish_reason = _CUT.get(chunk.finish_reason, "stop")
             self.end.CopyFrom(chunk.end)

@@ -22,7 +22,7 @@ from surestep_gateway.parsers import (
     ToolCallStart,
 )
 from surestep_gateway.request.parse import UNSUPPORTED
-from surestep_gateway.request.protocol import SamplingBody
+from surestep_gateway.request.protocol import CUT, SamplingBody
 
 Json = dict[str, Any]
 INSTRUCTING = ("system", "developer")
@@ -159,7 +159,7 @@ class Blocks:
     def add(self, events: Iterable[Event], finish_reason: str | None = None) -> Iterator[Change]:
         """Yield what events change, each change made when it is yielded.
 
-        With a finish reason they are the last ones: the block that `length` cuts is incomplete.
+        With a finish reason they are the last ones: a block that is cut is incomplete.
         """
         for event in events:
             match event:
@@ -171,14 +171,14 @@ class Blocks:
                     yield from self._open(Kind.CALL, name)
                 case ToolArguments(_, text):
                     yield from self._write(Kind.CALL, text)
-                case ToolCallEnd() if finish_reason != "length":
+                case ToolCallEnd() if finish_reason not in CUT:
                     yield from self._close(complete=True)
                 case ToolCallEnd():
                     pass  # the end of the output may have ended it
         if finish_reason is not None:
             if not self.all:  # an empty answer is no missing one
                 yield from self._open(Kind.TEXT)
-            yield from self._close(complete=finish_reason != "length")
+            yield from self._close(complete=finish_reason not in CUT)
 
     @property
     def _current(self) -> Block | None:

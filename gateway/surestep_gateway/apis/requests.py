@@ -122,7 +122,7 @@ class RequestMiddleware:
             state["client"] = self._admission.identify(rule, headers)
             caller = Caller.of(scope).name
             self._admission.check(rule, caller)
-            body = BodyReader(self._bodies, receive, headers)
+            body = BodyReader(self._bodies, receive, {} if rule.large else headers)
             if rule.counted:
                 await body.read()
                 if state.get("is_gone", bool)():  # before it costs more than its bytes

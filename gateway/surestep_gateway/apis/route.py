@@ -44,7 +44,11 @@ class DescribedRoute(RuledRoute):
         *,
         access: Access,
         counted: bool,
+        large: bool = False,
     ) -> None:
-        super().__init__(path, handler, methods=[method], access=access, counted=counted)
+        methods = [method]
+        super().__init__(
+            path, handler, methods=methods, access=access, counted=counted, large=large
+        )
         self.method = method
         self.description = description

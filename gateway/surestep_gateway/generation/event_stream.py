@@ -95,7 +95,7 @@ async def respond(
         whole = await run_whole(generation, emit, answer.whole, receive, gateway, within)
     except Interrupted:
         whole = await answer.whole()
-    return JsonPieces([whole], gateway.answers)
+    return JsonPieces([whole], gateway.answers, generation.weight_headers)
 
 
 class EventStream(Response):
@@ -190,7 +190,9 @@ class EventStream(Response):
         """Send the status unless it is sent."""
         if self._begun:
             return
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        told = self._generation.weight_headers.items()
+        headers = [*_HEADERS, *((name.encode(), value.encode()) for name, value in told)]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self._begun = self._ending.streamed = True
 
     async def _write(self, data: bytes) -> None:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surestep_common.sampling import sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams
@@ -57,6 +57,26 @@ class Generation:
     usage: TokenUsage
     max_open: int  # sequences the scheduler can run at once
     metrics: GatewayMetrics
+    shows_weights: bool  # the answer says which version of the weights it is from
+
+    @property
+    def weight_headers(self) -> dict[str, str]:
+        """Header that tells which weights the newest tokens are from, once there are some."""
+        known = (one.journal.weight_version for one in self.sequences if self.shows_weights)
+        version = next(filter(None, known), "")
+        return {"x-weight-version": version} if version else {}
+
+    def weights_of(self, sequence: OutputSequence) -> dict[str, Any]:
+        """Return what the last choice of a sequence tells of its weights."""
+        versions = sequence.journal.weight_versions
+        if not (self.shows_weights and versions):
+            return {}
+        shown: dict[str, Any] = {"weight_version": sequence.journal.weight_version}
+        if len(versions) > 1:  # they changed under way
+            shown["weight_versions"] = [
+                {"weight_version": version, "first_token": first} for first, version in versions
+            ]
+        return shown
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
         """Return the prompt of a sequence."""
@@ -137,6 +157,7 @@ async def _generation(
         usage=builder.usage,
         max_open=most_open(gateway.pool.info, longest),
         metrics=gateway.metrics,
+        shows_weights=gateway.settings.enable_weight_updates,
     )
 
 

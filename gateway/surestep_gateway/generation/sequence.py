@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from surestep_common.errors import Unimplemented
 from surestep_proto.sampling_pb2 import LogprobColumns
-from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk
+from surestep_proto.scheduler_pb2 import ABORTED, LENGTH, STOP, GenerateChunk
 
 from surestep_gateway.generation.detokenize import REPEATED, TextAssembler
 from surestep_gateway.generation.schema_check import SchemaCheck, Violations
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of
-from surestep_gateway.request.protocol import GenerationBody
+from surestep_gateway.request.protocol import CUT, GenerationBody
 from surestep_gateway.schedulers.journal import Journal, ResumableStream
 
 _FLOOR = -9999.0  # JSON has no infinity
@@ -224,7 +224,7 @@ class OutputSequence:
     async def _checked(self, delta: Delta, check: SchemaCheck) -> Delta:
         """Return the delta; the last one with the violations in an output that is not cut."""
         check.add(delta.events)
-        if delta.finish_reason in (None, "length"):
+        if delta.finish_reason in (None, *CUT):
             return delta
         return delta._replace(violations=await check.violations())
 
@@ -263,6 +263,8 @@ class OutputSequence:
             stop_reason = None if last in self._eos_ids else last
         elif reason == LENGTH:
             self.finish_reason = "length"
+        elif reason == ABORTED:
+            self.finish_reason = "abort"
         elif reason:
             raise Unimplemented(f"this release does not know the finish reason {reason}")
         shown = self.finish_reason

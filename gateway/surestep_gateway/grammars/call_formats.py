@@ -20,7 +20,7 @@ from .language import ANYTHING, Json, TokenName, inline, markers, pattern, quote
 
 Schemas = Mapping[str, Json | None]  # of parameters, by functions; None: they may be anything
 
-TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
+TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\]|functools\[)")
 _STYLE: Json = {
     "whitespace_flexible": False,
     "key_separator": ": ",
@@ -30,7 +30,9 @@ _STYLE: Json = {
 
 
 class CallFormat(NamedTuple):
-    """The texts of a format, with `{name}`, `{json_name}`, `{key}` and `{string}` to be put in."""
+    """The texts of a format, with `{name}`, `{json_name}`, `{key}` and `{string}` to be put in, and
+    NUMBER for one of at most four digits.
+    """
 
     begin: str  # of a call, in front of the arguments
     end: str
@@ -50,6 +52,7 @@ _KEYS = "|".join(("name", "function", *ARGUMENTS, *ASIDE))
 _OBJECT = rf'\{{{_SPACE}"({_KEYS})"'
 _BARE = (_OBJECT, r"\[TOOL_CALLS\]")
 NAMES = "@NAMES@"  # in a pattern, those of the functions
+NUMBER = "@NUMBER@"
 _TOOL_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _GLM = CallFormat(
     "<tool_call>{name}",
@@ -77,6 +80,12 @@ _LISTED = CallFormat(
     between=", ",
     begins=_BARE,
 )
+_SECTION = CallFormat(
+    '{{"name": {json_name}, "arguments": ',
+    "}}",
+    section=("<tool_calls>[", "]</tool_calls>"),
+    between=", ",
+)
 _PYTHON = CallFormat(
     "{name}(",
     ")",
@@ -87,8 +96,25 @@ _PYTHON = CallFormat(
     begins=(_OBJECT, rf"({NAMES}){_SPACE}\("),
 )
 _OLD_MISTRAL = "mistral before 2025"
+_HERMES = CallFormat('<tool_call>\n{{"name": {json_name}, "arguments": ', "}}\n</tool_call>")
 FORMATS = {
-    "hermes": CallFormat('<tool_call>\n{{"name": {json_name}, "arguments": ', "}}\n</tool_call>"),
+    "hermes": _HERMES,
+    "ernie45": _HERMES,
+    "granite4": _HERMES,
+    "granite": _SECTION._replace(section=("<|tool_call|>[", "]"), begins=(_OBJECT,)),
+    "granite-20b-fc": CallFormat(
+        '<function_call> {{"name": {json_name}, "arguments": ', "}}", between="", begins=(_OBJECT,)
+    ),
+    "phi4_mini_json": _SECTION._replace(section=("functools[", "]"), begins=(_OBJECT,)),
+    "hunyuan_a13b": _SECTION,
+    "jamba": _SECTION,
+    "minimax": _SECTION._replace(section=("<tool_calls>\n", "\n</tool_calls>"), between="\n"),
+    "nemotron_json": _SECTION._replace(section=("<TOOLCALL>[", "]</TOOLCALL>")),
+    "internlm": CallFormat(
+        '<|action_start|><|plugin|>\n{{"name": {json_name}, "parameters": ',
+        "}}<|action_end|>",
+        between="",
+    ),
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "mistral": CallFormat("[TOOL_CALLS]{name}[ARGS]", "", between="", begins=(_OBJECT,)),
@@ -96,8 +122,16 @@ FORMATS = {
     "xlam": _LISTED,
     "pythonic": _PYTHON,
     "llama4_pythonic": _PYTHON,
+    "olmo3": _PYTHON._replace(section=("<function_calls>", "</function_calls>"), between="\n"),
     "qwen3_coder": _CODER,
     "qwen3_xml": _CODER,
+    "seed_oss": CallFormat(
+        _CODER.begin.replace("<tool_call>", "<seed:tool_call>"),
+        _CODER.end.replace("</tool_call>", "</seed:tool_call>"),
+        ("<parameter={key}>", "</parameter>\n"),
+        begins=_CODER.begins,
+        ends=tuple(end.replace("tool_call>", "seed:tool_call>") for end in _CODER.ends),
+    ),
     "glm45": CallFormat(
         f"{_GLM.begin}\n",
         _GLM.end,
@@ -118,6 +152,13 @@ FORMATS = {
         between="",
         begins=("<｜tool▁call▁begin｜>",),
     ),
+    "kimi_k2": CallFormat(
+        f"<|tool_call_begin|>functions.{{name}}:{NUMBER}<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        between="",
+        begins=tuple(map(re.escape, ("<|tool_call_begin|>", "<|tool_call_section_begin|>"))),
+    ),
     "deepseek_v32": CallFormat(
         '<｜DSML｜invoke name="{name}">\n',
         "</｜DSML｜invoke>",
@@ -125,6 +166,18 @@ FORMATS = {
         ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
         begins=("<｜DSML｜invoke", "<｜DSML｜tool_calls>"),
         ends=("<｜DSML｜parameter", rf"</｜DSML｜invoke>{_SPACE}</?｜DSML｜"),
+    ),
+    "step3": CallFormat(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">',
+        "</steptml:invoke><｜tool_call_end｜>",
+        ('<steptml:parameter name="{key}">', "</steptml:parameter>"),
+        ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        between="",
+        begins=("<steptml:invoke", "<｜tool_call_begin｜>"),
+        ends=(
+            "<steptml:parameter",
+            rf"<｜tool_call_end｜>{_SPACE}(<｜tool_calls_end｜>|<steptml:invoke)",
+        ),
     ),
     "minimax_m2": CallFormat(
         '<invoke name="{name}">\n',
@@ -152,7 +205,7 @@ def written(text: str, token: TokenName, **put_in: str) -> str:
     parts = (
         part.format(**put_in) if "{" in part or "}" in part else part for part in TAG.split(text)
     )
-    return markers(parts, token)
+    return markers(parts, token).replace(NUMBER, '" /[0-9]{1,4}/ "')
 
 
 def call_rules(form: CallFormat, schemas: Schemas, token: TokenName) -> str:

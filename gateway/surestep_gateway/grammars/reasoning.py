@@ -11,7 +11,18 @@ from surestep_common.errors import UnsupportedParameter
 from surestep_gateway.parsers import HARMONY_REASONING, ReasoningParser
 
 from .calls import Tools, calls, text_with_calls
-from .language import ANYTHING, Json, Language, Rules, TokenName, checked, pattern, source_of, up_to
+from .language import (
+    ANYTHING,
+    Json,
+    Language,
+    Rules,
+    TokenName,
+    checked,
+    marker,
+    pattern,
+    source_of,
+    up_to,
+)
 
 THINKING_BUDGET = "thinking_token_budget"
 _GAP = "/\\n{0,2}/"  # between reasoning and content, as templates have it
@@ -75,7 +86,7 @@ def constraint(wanted: Wanted, written: Format) -> Constraint:
     else:
         opened, close = parser.markers
         _check_bound(wanted, written)
-        rules = _plain(wanted, written)
+        rules = _tagged(_plain(wanted, written), written, parser.answer)
         barred = parser.also_ends if wanted.tools is not None else ()
         free = wanted.thinking is None and not barred
         if parser.reasoning and written.is_token(close) and free:
@@ -102,6 +113,15 @@ def _plain(wanted: Wanted, written: Format) -> Rules:
         called = calls(written.tools, tools, written.token)
         return Rules(f"({called.expression}) | @body", called.rules)
     return text_with_calls(written.tools, tools, written.token)
+
+
+def _tagged(content: Rules, written: Format, tags: tuple[str, ...]) -> Rules:
+    """Return the language of content that may stand between tags, if there are `tags`."""
+    if not tags:
+        return content
+    begin, end = (marker(tag, written.token) for tag in tags)
+    expression = f"(/\\n?/ {begin} /\\n?/)? ({content.expression}) (/\\n?/ {end})?"
+    return Rules(expression, content.rules)
 
 
 def _check_bound(wanted: Wanted, written: Format) -> None:
@@ -143,6 +163,8 @@ def _behind_thought(
         thought = f"thought: thought_text {_GAP}\n"
         thought += f"thought_text[lazy]: {up_to(re.escape(parser.markers[1]))}{without}\n"
     lead = "thought" if parser.reasoning else f"(/\\n?/ {opened} thought)?"
+    if parser.reasoning and parser.may_open and opened:
+        lead = f"(/\\n?/ {opened})? thought"
     return Rules(f"{lead} ({content.expression})", thought + content.rules)
 
 

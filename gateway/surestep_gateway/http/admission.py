@@ -57,6 +57,7 @@ class Rule(NamedTuple):
     access: Access
     # Read whole, bounded in number, refused while the server drains, traced, and the end counted.
     counted: bool
+    large: bool = False  # its body may have any size: it is passed on as it comes
 
 
 NO_ROUTE = Rule(Access.CLIENTS, counted=False)
@@ -67,10 +68,17 @@ class RuledRoute(Route):
     """A route that says how requests to it are admitted."""
 
     def __init__(
-        self, path: str, handler: Handler, *, methods: Sequence[str], access: Access, counted: bool
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        methods: Sequence[str],
+        access: Access,
+        counted: bool,
+        large: bool = False,
     ) -> None:
         super().__init__(path, handler, methods=list(methods))
-        self.rule = Rule(access, counted)
+        self.rule = Rule(access, counted, large)
 
 
 class Rules:

@@ -245,9 +245,14 @@ class JsonPieces(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterable[bytes | bytearray], answers: Answers) -> None:
+    def __init__(
+        self,
+        pieces: Iterable[bytes | bytearray],
+        answers: Answers,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._pieces = [piece for piece in pieces if piece]
-        super().__init__(None)
+        super().__init__(None, headers=headers)
         self._answers = answers
         self._size = sum(map(len, self._pieces))
         self.headers["content-length"] = str(self._size)

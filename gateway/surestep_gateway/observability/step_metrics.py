@@ -34,7 +34,7 @@ def _by_place(counts: Sequence[int]) -> _Values:
 
 
 def _by_size(stats: SchedulerStats, field: str) -> _Values:
-    return (((str(size.rows),), getattr(size, field)) for size in stats.drafting)
+    return (((size.source, str(size.rows)), getattr(size, field)) for size in stats.drafting)
 
 
 def drafted_at(steps: StepStats) -> list[int]:
@@ -69,15 +69,15 @@ _GAUGES: tuple[Split[SchedulerStats], ...] = (
     ),
     Split(
         "surestep:drafting_value",
-        "Tokens per second with drafts as a multiple of those without, by the most requests that "
-        "a step decodes: drafts are made where it is above 1.",
-        ("rows",),
+        "Tokens per second with drafts as a multiple of those without, by source of the drafts and "
+        "the most requests that a step decodes: drafts are made where it is above 1.",
+        ("source", "rows"),
         lambda s: _by_size(s, "value"),
     ),
     Split(
         "surestep:drafting_time_factor",
         "Time that drafts add as a multiple of what is computed, found by comparing steps.",
-        ("rows",),
+        ("source", "rows"),
         lambda s: _by_size(s, "time_factor"),
     ),
 )
@@ -109,7 +109,7 @@ _COUNTERS: tuple[Split[SchedulerStats], ...] = (
     Split(
         "surestep:drafting_trials",
         "Steps with drafts compared with steps without.",
-        ("rows",),
+        ("source", "rows"),
         lambda s: _by_size(s, "num_trials"),
     ),
     Split(

@@ -100,6 +100,7 @@ class ReasoningParser(Parser, Protocol):
     """Separates reasoning from content. A tool parser reads the content."""
 
     also_ends: tuple[str, ...]  # markers of content that end reasoning, besides its own
+    answer: ClassVar[tuple[str, ...]]  # two tags that may stand around content, or none
 
     @property
     def reasoning(self) -> bool:
@@ -108,6 +109,10 @@ class ReasoningParser(Parser, Protocol):
     @property
     def may_reason(self) -> bool:
         """Return whether reasoning may stand between here and the content."""
+
+    @property
+    def may_open(self) -> bool:
+        """Return whether the marker of reasoning may come next."""
 
 
 class StructuredParser(ReasoningParser, Protocol):
@@ -136,8 +141,10 @@ class PlainText:
 
     markers: ClassVar[tuple[str, ...]] = ()
     also_ends: tuple[str, ...] = ()
+    answer: ClassVar[tuple[str, ...]] = ()
     reasoning = False
     may_reason = False
+    may_open = False
 
     def push(self, text: str) -> list[Event]:
         return [Content(text)] if text else []
@@ -176,7 +183,7 @@ class MarkerScanner:
             at, length, marker = min(found)
             self._held = ""
             return ScanResult(window[:at], marker, window[at + length :])
-        safe = len(window) - max(_overlap(window, marker) for marker in self._markers)
+        safe = len(window) - max(overlap(window, marker) for marker in self._markers)
         self._held = window[safe:]
         return ScanResult(window[:safe], None, "")
 
@@ -186,7 +193,7 @@ class MarkerScanner:
         return held
 
 
-def _overlap(text: str, marker: str) -> int:
+def overlap(text: str, marker: str) -> int:
     """Return the length of the longest end of `text` that is a proper beginning of `marker`."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0:

@@ -97,6 +97,8 @@ class HarmonyParser:
 
     markers: ClassVar[tuple[str, ...]] = ()
     also_ends: tuple[str, ...] = ()
+    answer: ClassVar[tuple[str, ...]] = ()
+    may_open = False
     ends_output: ClassVar[tuple[str, ...]] = _ENDS[1:]
     structure: ClassVar[tuple[str, ...]] = (START, CHANNEL, CONSTRAIN, _MESSAGE, *_ENDS)
 

@@ -9,11 +9,15 @@ Mistral write such objects among text, without markers around each:
 
 Objects and lists may stand in fences, or behind a marker such as `<|python_tag|>`. Mistral's stand
 behind `[TOOL_CALLS]`; since 2025 it writes `[TOOL_CALLS]f[ARGS]{...}`.
+
+Others write such objects or a list of them between markers as Hermes does: see the subclasses of
+HermesToolParser. Some of these formats have no closing marker.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import ClassVar
 
 from .steps import (
@@ -38,7 +42,7 @@ ASIDE = ("id", "type", "index", "call_id", "tool_call_id")  # say nothing that i
 _FENCE, _PYTHON = "```", "<|python_tag|>"
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _TRAILS = {_FENCE: _FENCE, OPEN: CLOSE, "<|python_start|>": "<|python_end|>"}
-_LANGUAGES = ("json", "python")  # of fences
+_LANGUAGES = ("json", "python", "tool_code")  # of fences; Gemma names the last
 _LAYOUT = "}], \t\r\n"  # between the arguments and what comes next
 
 
@@ -131,6 +135,8 @@ class JsonToolParser(MarkedToolParser):
 class HermesToolParser(JsonToolParser):
     """Reads objects between `<tool_call>` and `</tool_call>`, whatever the functions' names."""
 
+    closes: ClassVar[tuple[str, ...]] = (CLOSE,)  # markers behind the calls, which may be missing
+
     def _grammar(self) -> Steps[None]:
         char = yield from nonspace()
         if char == "[":
@@ -143,11 +149,14 @@ class HermesToolParser(JsonToolParser):
             if not rest and char == "{":  # another call in the same block
                 self._next_call(char)
                 continue
-            found = yield from self._skip_to(CLOSE, OPEN, layout="} \t\r\n", begin=rest or char)
-            if found == CLOSE:
+            tags = (*self.closes, *self.begins)
+            found = yield from self._skip_to(*tags, layout="} \t\r\n", begin=rest or char)
+            if found in self.closes:
                 return
-            self._next_call(OPEN)
+            self._next_call(found)
             char = yield from nonspace()
+            if char == "[":
+                char = yield from nonspace()
 
     def _object_or_part(self) -> Steps[str]:
         """Read a call. Return what was read behind the arguments and does not belong there."""
@@ -157,6 +166,52 @@ class HermesToolParser(JsonToolParser):
             if not self._announced:
                 raise
             return "".join(self._call_text)
+
+
+class GraniteToolParser(HermesToolParser):
+    """Reads lists behind the marker of Granite 3.0, or that of 3.1. They need no end."""
+
+    begins = ("<|tool_call|>", OPEN)
+    closes = ("<|/tool_call|>", CLOSE)
+    markers: ClassVar[tuple[str, ...]] = (*begins, *closes)
+
+
+class Granite20bToolParser(HermesToolParser):
+    """Reads objects, each behind a marker of its own. They need no end."""
+
+    begins = ("<function_call>",)
+    closes = ("</function_call>",)
+    markers: ClassVar[tuple[str, ...]] = (*begins, *closes)
+
+
+class Phi4MiniToolParser(GraniteToolParser):
+    """Reads lists behind `functools`, or between the tokens that Phi-4-mini has for calls."""
+
+    begins = ("functools", "<|tool_call|>")
+
+
+class ToolCallsParser(HermesToolParser):
+    """Reads lists, as Hunyuan-A13B and Jamba write them, or a line for each call, as MiniMax-M1."""
+
+    begins = ("<tool_calls>",)
+    closes = ("</tool_calls>",)
+    markers: ClassVar[tuple[str, ...]] = (*begins, *closes)
+
+
+class NemotronToolParser(HermesToolParser):
+    """Reads the lists of Nemotron Nano 2."""
+
+    begins = ("<TOOLCALL>",)
+    closes = ("</TOOLCALL>",)
+    markers: ClassVar[tuple[str, ...]] = (*begins, *closes)
+
+
+class InternLmToolParser(HermesToolParser):
+    """Reads objects behind two tokens, of which the second says that they are no code to run."""
+
+    begins = ("<|action_start|><|plugin|>",)
+    closes = ("<|action_end|>",)
+    markers: ClassVar[tuple[str, ...]] = ("<|action_start|>", "<|plugin|>", *closes)
 
 
 class BareJsonToolParser(JsonToolParser):
@@ -172,7 +227,8 @@ class BareJsonToolParser(JsonToolParser):
         OPEN,
         CLOSE,
     )
-    begins: ClassVar[tuple[str, ...]] = ("{", "[", _PYTHON, *_TRAILS)  # `[TOOL_CALLS]` as well
+    trails: ClassVar[Mapping[str, str]] = _TRAILS  # behind the calls, by the marker before them
+    begins: ClassVar[tuple[str, ...]] = ("{", "[", _PYTHON, *trails)  # `[TOOL_CALLS]` as well
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -184,7 +240,7 @@ class BareJsonToolParser(JsonToolParser):
         return ()  # reasoning is full of brackets
 
     def _grammar(self) -> Steps[None]:
-        trail = _TRAILS.get(self._call_text[0], "")
+        trail = self.trails.get(self._call_text[0], "")
         char, listed = yield from self._lead(self._call_text[0])
         if self._marked and char != "{" and not listed:
             yield from self._call_by_name(char)
@@ -214,13 +270,14 @@ class BareJsonToolParser(JsonToolParser):
         char = begun if begun == "{" else (yield)
         listed = begun == "["
         self._marked = listed and char == "T" and _CALLS in self.markers
+        named = begun == _FENCE and not char.isspace()
         if char.isspace():
             char = yield from nonspace()
         if self._marked:
             listed = False
             yield from literal(_CALLS[1:], begin=char)
             char = yield from nonspace()
-        elif begun == _FENCE and char in (language[0] for language in _LANGUAGES):
+        elif named and char in (language[0] for language in _LANGUAGES):
             yield from literal(*_LANGUAGES, begin=char)
             char = yield from nonspace()
         if char == "[" and not listed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from surestep_common.registry import Registry
 
@@ -30,25 +32,13 @@ def _harmony_calls(schemas: Schemas) -> None:
     return None
 
 
-@REASONING_PARSERS.register("qwen3", "deepseek_v3")
-def _thought(prompt: str, schemas: Schemas) -> ReasoningParser:
+@REASONING_PARSERS.register("kimi_k2")
+def _kimi_k2_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
     from .qwen3 import ThoughtParser
+    from .sections import KimiK2ToolParser
 
-    return ThoughtParser(prompt)
-
-
-@REASONING_PARSERS.register("deepseek_r1", "minimax_m2")
-def _always_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
-    from .qwen3 import ThoughtParser
-
-    return ThoughtParser(prompt, reasons=True)
-
-
-@REASONING_PARSERS.register("mistral")
-def _mistral_thought(prompt: str, schemas: Schemas) -> ReasoningParser:
-    from .qwen3 import MistralThoughtParser
-
-    return MistralThoughtParser(prompt)
+    also_ends = KimiK2ToolParser.opens if schemas else ()
+    return ThoughtParser(prompt, also_ends=also_ends, reasons=True)
 
 
 @REASONING_PARSERS.register("glm45", "glm47")
@@ -58,57 +48,53 @@ def _glm(prompt: str, schemas: Schemas) -> ReasoningParser:
     return GlmReasoningParser(prompt, schemas)
 
 
-@TOOL_PARSERS.register("hermes")
-def _hermes(schemas: Schemas) -> Parser:
-    from .json_calls import HermesToolParser
-
-    return HermesToolParser(schemas)
-
-
-@TOOL_PARSERS.register("llama3_json", "llama4_json", "mistral", "xlam")
-def _bare_json(schemas: Schemas) -> Parser:
-    from .json_calls import BareJsonToolParser
-
-    return BareJsonToolParser(schemas)
-
-
-@TOOL_PARSERS.register("pythonic", "llama4_pythonic")
-def _pythonic(schemas: Schemas) -> Parser:
-    from .pythonic import PythonicToolParser
-
-    return PythonicToolParser(schemas)
-
-
-@TOOL_PARSERS.register("qwen3_coder", "qwen3_xml")  # one format has two names in vLLM
-def _qwen3_coder(schemas: Schemas) -> Parser:
-    from .qwen3_coder import Qwen3CoderToolParser
-
-    return Qwen3CoderToolParser(schemas)
-
-
-@TOOL_PARSERS.register("glm45", "glm47")
-def _glm_calls(schemas: Schemas) -> Parser:
-    from .glm import GlmToolParser
-
-    return GlmToolParser(schemas)
+_THOUGHTS = {  # names in vLLM of classes in qwen3.py, and whether they need no first marker
+    ("ThoughtParser", False): ("qwen3", "deepseek_v3"),
+    ("ThoughtParser", True): ("deepseek_r1", "minimax_m2", "nemotron_v3", "olmo3", "step3"),
+    ("MistralThoughtParser", False): ("mistral",),
+    ("GraniteThoughtParser", False): ("granite",),
+    ("HunyuanThoughtParser", False): ("hunyuan_a13b",),
+    ("SeedOssThoughtParser", True): ("seed_oss",),
+    ("ErnieThoughtParser", True): ("ernie45",),
+}
+_CALLS = {  # in modules of this package, each with its names in vLLM
+    "json_calls.HermesToolParser": ("hermes", "ernie45", "granite4"),
+    "json_calls.GraniteToolParser": ("granite",),
+    "json_calls.Granite20bToolParser": ("granite-20b-fc",),
+    "json_calls.Phi4MiniToolParser": ("phi4_mini_json",),
+    "json_calls.ToolCallsParser": ("hunyuan_a13b", "jamba", "minimax"),
+    "json_calls.NemotronToolParser": ("nemotron_json",),
+    "json_calls.InternLmToolParser": ("internlm",),
+    "json_calls.BareJsonToolParser": ("llama3_json", "llama4_json", "mistral", "xlam"),
+    "pythonic.PythonicToolParser": ("pythonic", "llama4_pythonic"),
+    "pythonic.Olmo3ToolParser": ("olmo3",),
+    "qwen3_coder.Qwen3CoderToolParser": ("qwen3_coder", "qwen3_xml"),
+    "qwen3_coder.SeedOssToolParser": ("seed_oss",),
+    "glm.GlmToolParser": ("glm45", "glm47"),
+    "sections.DeepSeekV3ToolParser": ("deepseek_v3", "deepseek_v31"),
+    "sections.KimiK2ToolParser": ("kimi_k2",),
+    "sections.DeepSeekV32ToolParser": ("deepseek_v32",),
+    "sections.MiniMaxM2ToolParser": ("minimax_m2",),
+    "sections.Step3ToolParser": ("step3",),
+}
 
 
-@TOOL_PARSERS.register("deepseek_v3", "deepseek_v31")
-def _deepseek_v3(schemas: Schemas) -> Parser:
-    from .sections import DeepSeekV3ToolParser
-
-    return DeepSeekV3ToolParser(schemas)
+def _class(module: str, name: str) -> Any:
+    return getattr(import_module(f".{module}", __package__), name)
 
 
-@TOOL_PARSERS.register("deepseek_v32")
-def _deepseek_v32(schemas: Schemas) -> Parser:
-    from .sections import DeepSeekV32ToolParser
+def _thought(kind: tuple[str, bool], prompt: str, schemas: Schemas) -> ReasoningParser:
+    name, reasons = kind
+    parser: ReasoningParser = _class("qwen3", name)(prompt, reasons=reasons)
+    return parser
 
-    return DeepSeekV32ToolParser(schemas)
+
+def _calls(path: str, schemas: Schemas) -> Parser:
+    parser: Parser = _class(*path.split("."))(schemas)
+    return parser
 
 
-@TOOL_PARSERS.register("minimax_m2")
-def _minimax_m2(schemas: Schemas) -> Parser:
-    from .sections import MiniMaxM2ToolParser
-
-    return MiniMaxM2ToolParser(schemas)
+for _kind, _names in _THOUGHTS.items():
+    REASONING_PARSERS.register(*_names)(partial(_thought, _kind))
+for _path, _names in _CALLS.items():
+    TOOL_PARSERS.register(*_names)(partial(_calls, _path))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .literals import json_of_python
+
 _MOST_ALTERNATIVES = 1000  # that are looked at: schemas come with the request
 _DEEPEST = 100
 
@@ -13,6 +15,7 @@ Types = frozenset[str]  # names of JSON Schema's types; empty = anything
 # Of a value that is known to be JSON, where strings are quoted.
 ANY_JSON = Types({"array", "boolean", "integer", "null", "number", "object", "quoted"})
 
+_NO_JSON = object()
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print them so
 
 
@@ -64,18 +67,28 @@ def resolved(reference: str, root: Any) -> Any:
 
 
 def json_text(text: str, types: Types) -> str:
-    """Return `text` unchanged where it is JSON of one of `types`, else as a JSON string."""
+    """Return `text` unchanged where it is JSON of one of `types`, else as a JSON string.
+
+    Lists and objects are translated from Python: templates print them so, too.
+    """
     candidate = text.strip()
     candidate = _PYTHON.get(candidate, candidate)
-    try:
-        value = json.loads(candidate, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    if isinstance(value, str):
-        return candidate if "quoted" in types else json.dumps(text, ensure_ascii=False)
-    if _types_of(value) & types:
+    value = _value(candidate)
+    if value is _NO_JSON and candidate[:1] in ("[", "{") and types and "string" not in types:
+        candidate = json_of_python(candidate)
+        value = _value(candidate)
+    kinds = {"quoted"} if isinstance(value, str) else _types_of(value)
+    if value is not _NO_JSON and kinds & types:
         return candidate
     return json.dumps(text, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    """Return the value of a JSON text, _NO_JSON for other texts."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _NO_JSON
 
 
 def _refuse(constant: str) -> None:

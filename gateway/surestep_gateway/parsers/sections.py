@@ -14,8 +14,10 @@ name and the arguments, fenced as Markdown has it. V3.2 has tags with attributes
     </｜DSML｜function_calls>
 
 where `string` says whether a value is a string or JSON. MiniMax-M2 has them without prefix and
-without that attribute, in `<minimax:tool_call>`; the schema of the tool tells the types. Models
-leave out the section's markers and closing tags, and quote attributes in other ways.
+without that attribute, in `<minimax:tool_call>`; the schema of the tool tells the types. So has
+Step3, each in a call like V3's. Models leave out the section's markers and closing tags, and quote
+attributes in other ways. Kimi K2 has V3.1's format with markers of its own, and in the
+place of a name the id of the call, `functions.NAME:INDEX`.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ from .steps import (
     json_object,
     literal,
     nonspace,
+    object_in_string,
     printable_to,
     require,
     value_to,
 )
 from .tools import MarkedToolParser, Schemas, TypedToolParser
 
+_INDEX = re.compile(r"[:_]\d+$")
 _ATTRIBUTE = re.compile(r"""\b(name|string)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/]+)""")
 
 
@@ -60,6 +64,7 @@ class SectionToolParser(MarkedToolParser):
     opens: ClassVar[tuple[str, ...]]  # sections
     closes: ClassVar[tuple[str, ...]]
     call: ClassVar[tuple[str, str]]  # around each call
+    leads: ClassVar[tuple[str, ...]] = ()  # texts that may stand between a section's and a call's
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -67,10 +72,10 @@ class SectionToolParser(MarkedToolParser):
 
     def _grammar(self) -> Steps[None]:
         tag = self._call_text[0]
-        bare = tag == self.call[0] and not self._inside
+        bare = tag not in self.opens and not self._inside
         while True:
-            if tag in self.opens:
-                yield from literal(self.call[0])
+            while tag != self.call[0]:
+                tag = yield from literal(self.call[0], *self.leads)
             tag = yield from self._read_one(bare=bare)
             self._inside = self._inside or not bare
             self._scanner = MarkerScanner(*self.begins, *self.closes)
@@ -90,7 +95,7 @@ class SectionToolParser(MarkedToolParser):
 
     def _tags(self) -> tuple[str, ...]:
         """Return the markers that can stand behind a call."""
-        return (self.call[1], self.call[0], *self.closes, *self.opens)
+        return (self.call[1], *self.closes, *self.begins)
 
     def _begin(self, marker: str) -> None:
         if marker in self.closes:
@@ -107,8 +112,8 @@ class SectionToolParser(MarkedToolParser):
 class DeepSeekV3ToolParser(SectionToolParser):
     """Reads the calls of V3 and of V3.1. Models of one write the other's, too."""
 
-    opens = ("<｜tool▁calls▁begin｜>",)
-    closes = ("<｜tool▁calls▁end｜>",)
+    opens: ClassVar[tuple[str, ...]] = ("<｜tool▁calls▁begin｜>",)
+    closes: ClassVar[tuple[str, ...]] = ("<｜tool▁calls▁end｜>",)
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     separator: ClassVar = "<｜tool▁sep｜>"
     markers: ClassVar[tuple[str, ...]] = (*opens, *closes, *call, separator)
@@ -117,23 +122,53 @@ class DeepSeekV3ToolParser(SectionToolParser):
     def _read_one(self, *, bare: bool) -> Steps[str]:
         name, _ = yield from printable_to(self.separator)
         char = yield from nonspace()
-        if char not in "{`":  # the name was a type, of which there is one
+        if char not in '{`"':  # the name was a type, of which there is one
             name, char = yield from printable_to("\n", "{", begin=char)
             if char != "{":
                 char = yield from nonspace()
         if char == "`":
             yield from literal("```json", begin=char)
             char = yield from nonspace()
-        require(char == "{" and (not bare or name in self._schemas))
-        self._announce(name)
-        rest = yield from json_object(self._argue)
+        name = self._function(name)
+        require(char in '{"' and (not bare or name in self._schemas))
+
+        def begin() -> Take:
+            self._announce(name)
+            return self._argue
+
+        if char == '"':
+            yield from object_in_string(begin)
+            rest = ""
+        else:
+            rest = yield from json_object(begin())
         return (yield from self._skip_to(*self._tags(), layout="} \t\r\n`", begin=rest))
+
+    def _function(self, name: str) -> str:
+        """Return the name of the function that stands in front of the separator."""
+        return name
+
+
+class KimiK2ToolParser(DeepSeekV3ToolParser):
+    """Reads ids as well that clients have spelled as `functions_NAME_INDEX` in the history."""
+
+    opens = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+    closes = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+    call = ("<|tool_call_begin|>", "<|tool_call_end|>")
+    separator = "<|tool_call_argument_begin|>"
+    markers: ClassVar[tuple[str, ...]] = (*opens, *closes, *call, separator)
+    begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
+
+    def _function(self, name: str) -> str:
+        bare = name.removeprefix("functions.").removeprefix("functions_")
+        alone = _INDEX.sub("", bare) or name
+        return next((one for one in (name, bare) if one in self._schemas), alone)
 
 
 class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
     opens: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
     closes: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>",)
     call = ("<invoke", "</invoke>")
+    invoke_end: ClassVar[str] = call[1]
     parameter: ClassVar[tuple[str, str]] = ("<parameter", "</parameter>")
     markers: ClassVar[tuple[str, ...]] = (*opens, *closes)
     begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
@@ -143,9 +178,9 @@ class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
         name = _value_of("name", attributes)
         require(name.isprintable() and bool(name) and (not bare or name in self._schemas))
         empty = attributes.endswith("/")
-        tag = self.call[1] if empty else ""
+        tag = self.invoke_end if empty else ""
         if bare and not empty:
-            tag = yield from literal(self.parameter[0], self.call[1])
+            tag = yield from literal(self.parameter[0], self.invoke_end)
         self._announce(name)
         if not tag:
             tag = yield from self._next_tag()
@@ -176,7 +211,7 @@ class MiniMaxM2ToolParser(SectionToolParser, TypedToolParser):
         return self.call[1] if tag == AT_END else tag
 
     def _next_tag(self, *, at_end: bool = False) -> Steps[str]:
-        tags = (self.parameter[0], *self._tags())
+        tags = (self.parameter[0], self.invoke_end, *self._tags())
         return (yield from self._skip_to(*tags, layout=SPACE, at_end=at_end))
 
     def _value(self, keys: Container[str], take: Take) -> Steps[ValueEnd]:
@@ -197,9 +232,27 @@ class DeepSeekV32ToolParser(MiniMaxM2ToolParser):
     opens = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
     closes = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
     call = ("<｜DSML｜invoke", "</｜DSML｜invoke>")
+    invoke_end = call[1]
     parameter = ("<｜DSML｜parameter", "</｜DSML｜parameter>")
     markers: ClassVar[tuple[str, ...]] = (*opens, *closes, "｜DSML｜")
     begins: ClassVar[tuple[str, ...]] = (*opens, call[0])
+
+
+class Step3ToolParser(MiniMaxM2ToolParser):
+    leads = ("<｜tool_call_begin｜>", "function<｜tool_sep｜>")
+    opens = ("<｜tool_calls_begin｜>",)
+    closes = ("<｜tool_calls_end｜>",)
+    call = ("<steptml:invoke", "<｜tool_call_end｜>")
+    invoke_end = "</steptml:invoke>"
+    parameter = ("<steptml:parameter", "</steptml:parameter>")
+    markers: ClassVar[tuple[str, ...]] = (*opens, *closes, leads[0], call[1], "<｜tool_sep｜>")
+    begins: ClassVar[tuple[str, ...]] = (*opens, leads[0], call[0])
+
+    def _read_one(self, *, bare: bool) -> Steps[str]:
+        tag = yield from super()._read_one(bare=bare)
+        if tag == self.invoke_end:
+            tag = yield from self._skip_to(*self._tags(), layout=SPACE, at_end=True)
+        return self.call[1] if tag == AT_END else tag
 
 
 def _attributes() -> Steps[str]:

@@ -34,6 +34,7 @@ from surestep_common.request_bounds import (
 
 from surestep_gateway.grammars.fields import StructuredBody
 
+CUT = ("length", "abort")  # reasons for which an output ends in the middle
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16

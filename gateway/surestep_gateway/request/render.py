@@ -19,6 +19,7 @@ from surestep_gateway.request.harmony_history import (
     harmony_messages,
     harmony_tools,
 )
+from surestep_gateway.request.kimi_history import KIMI_CALLS, name_calls
 from surestep_gateway.request.protocol import (
     ChatBody,
     ChatMessage,
@@ -125,6 +126,8 @@ def _messages(
     template, source = processor.template, body.chat_template
     results = of_results(message.role for message in body.messages)
     messages = [_template_message(body, *numbered) for numbered in enumerate(results)]
+    if processor.settings.tool_call_parser == KIMI_CALLS:
+        name_calls(messages)
     if _takes_parts(processor, body, with_tools=with_tools):
         takes_text = template.takes_text(tools=with_tools, source=source)
         for index, message in enumerate(messages):

@@ -61,6 +61,7 @@ class GenerateCall:
         self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # while it is being read
+        self._timeout_s = 0.0  # that the read had, and has again when a pause is over
         self._closed = False
         self._following = tasks.create_task(self._follow())
 
@@ -75,7 +76,7 @@ class GenerateCall:
         return self._chunks.popleft()
 
     async def _wait(self, due: float) -> None:
-        self._due = due
+        self._due, self._timeout_s = due, max(due - self._clock.time(), 0.0)
         # The timer is set anew when it rings, not with every token: that would cost more than they.
         if self._timer is None or due < self._timer.when():
             self._set_timer(due)
@@ -147,6 +148,10 @@ class GenerateCall:
         if self._clock.time() < self._due:
             self._set_timer(self._due)
             return
+        if self._scheduler.paused:  # which ends the call itself at the request's deadline
+            self._due = self._clock.time() + self._timeout_s
+            self._set_timer(self._due)
+            return
         self.fail(TimeoutError())
 
     def close(self) -> None:
@@ -169,7 +174,10 @@ def _as_clients_know(error: SurestepError) -> SurestepError:
 def _append(chunk: pb.GenerateChunk, later: pb.GenerateChunk) -> None:
     """Append the tokens of the next chunk of a call, and all that it says."""
     first_row, num_rows = len(chunk.token_ids), len(chunk.logprobs.row)
+    num_weights = len(chunk.weights)
     chunk.MergeFrom(later)
+    for weights in chunk.weights[num_weights:]:
+        weights.first_token += first_row
     for place in range(num_rows, len(chunk.logprobs.row)):
         chunk.logprobs.row[place] += first_row
 

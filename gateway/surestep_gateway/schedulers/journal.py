@@ -50,7 +50,9 @@ class Journal:
     want_drafted: bool = False  # mark which tokens were drafts
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
-    model_fingerprint: str = ""  # of the model that began the answer
+    model_fingerprint: str = ""  # of the model that the newest token is from
+    # Versions of the weights that its tokens are from, by the first token of each.
+    weight_versions: list[tuple[int, str]] = field(default_factory=list)
     resolved: ResolvedParams | None = None  # what it was begun with
     num_calls: int = 0  # that were opened for it
     num_resumes: int = 0  # calls that were lost and made up for
@@ -60,6 +62,11 @@ class Journal:
     def most_tokens(self) -> int:
         """The largest number of tokens that may come, 0 while unknown."""
         return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
+
+    @property
+    def weight_version(self) -> str:
+        """Version that the newest token is from; empty before the first."""
+        return self.weight_versions[-1][1] if self.weight_versions else ""
 
     @property
     def prefix_root(self) -> bytes:
@@ -105,6 +112,11 @@ class Journal:
             self.resolved.CopyFrom(chunk.start.resolved)  # the chunk itself may be large
         self.started = True
         self.model_fingerprint = self.model_fingerprint or chunk.start.model_fingerprint
+        for weights in chunk.weights:
+            self.model_fingerprint = weights.model_fingerprint or self.model_fingerprint
+            if weights.version != self.weight_version:
+                first = len(self.emitted_ids) + weights.first_token
+                self.weight_versions.append((first, weights.version))
         self.emitted_ids.extend(chunk.token_ids)
 
     def resume(self) -> None:

@@ -106,13 +106,18 @@ class SchedulerPool:
     async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
         """Wait until `pick` has a scheduler and return it.
 
-        Raise Unavailable after `timeout_s`, which begin anew when a scheduler has drained: its
-        successor comes then. Raise ModelChanged when every scheduler serves another model.
+        Raise Unavailable after `timeout_s`, which begin anew when a scheduler has drained, whose
+        successor comes then, or is paused no more; and at once where all refuse requests meanwhile.
+        Raise ModelChanged when every scheduler serves another model.
         """
         began = time.monotonic()
         while (scheduler := self.pick(key, model=model)) is None:
             if not any(scheduler.may_have(model) for scheduler in self.schedulers):
                 raise ModelChanged("the request was begun with another model than is served now")
+            if all(scheduler.refuses for scheduler in self.schedulers):
+                raise Unavailable(f"no scheduler serves{self.trouble}", retry_after=RETRY_AFTER_S)
+            if any(scheduler.paused for scheduler in self.schedulers):
+                began = time.monotonic()
             drained_at = max(scheduler.drained_at for scheduler in self.schedulers)
             await self._wait_for_change(max(began, drained_at) + timeout_s)
         return scheduler

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -121,10 +121,10 @@ class SchedulerClient:
         async for reply in self._watching:
             self.heard()
             serving = reply.status == health_pb2.HealthCheckResponse.SERVING
-            await self._learn()
+            await self.learn()
             self._set_serving(serving)
 
-    async def _learn(self) -> None:
+    async def learn(self) -> None:
         """Update the facts of the served model, or the reason why none is served."""
         try:
             with translate_errors():
@@ -134,8 +134,13 @@ class SchedulerClient:
             return
         except SurestepError as error:
             self.trouble = error.message
+            with contextlib.suppress(SurestepError):
+                self._note(await self.query_stats())  # an operator may have stopped it
             return
-        if not self.may_have(info.model_fingerprint):
+        before = self.info.weight_version if self.info is not None else info.weight_version
+        if info.weight_version != before:
+            logger.info("scheduler %s serves weights '%s'", self.address, info.weight_version)
+        elif not self.may_have(info.model_fingerprint):
             logger.warning(
                 "scheduler %s serves another model now; tokenizer and chat template here are those "
                 "of the model before, until the gateway is started again",
@@ -165,7 +170,7 @@ class SchedulerClient:
         """
         while True:
             try:
-                self.stats = await self.query_stats(_PROBE_S)
+                stats = await self.query_stats(_PROBE_S)
             except DeadlineExceeded:
                 self.history.missed(time.monotonic())
                 self._missed += 1
@@ -174,13 +179,26 @@ class SchedulerClient:
             except SurestepError:
                 self.history.missed(time.monotonic())  # not connected, or an error
             else:
-                self.history.add(self.stats, time.monotonic())
-                total = self.stats.num_running + self.stats.num_waiting
-                self._others = max(0, total - len(self._calls))
+                self.history.add(stats, time.monotonic())
+                self._note(stats)
                 self.heard()
             if not self.serving:
-                await self._learn()
+                await self.learn()
             await asyncio.sleep(_PROBE_S)
+
+    def _note(self, stats: pb.SchedulerStats) -> None:
+        self.stats = stats
+        self._others = max(0, stats.num_running + stats.num_waiting - len(self._calls))
+
+    @property
+    def paused(self) -> bool:
+        """Return whether an operator has stopped it: requests wait, and nothing is wrong."""
+        return self.stats.HasField("pause")
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether requests are not to wait for the end of a pause."""
+        return self.paused and self.stats.pause.mode == pb.PAUSE_ABORT
 
     def _fall_silent(self) -> None:
         self.silent = True
@@ -265,6 +283,42 @@ class SchedulerClient:
                 pb.RestartWorkersRequest(reason=reason), timeout=timeout_s
             )
         return answer
+
+    async def pause(self, request: pb.PauseRequest, timeout_s: float) -> pb.PauseResponse:
+        """Have it stop, and its workers from level 1 on. Raise SurestepError."""
+        with translate_errors():
+            answer: pb.PauseResponse = await self._stub.Pause(request, timeout=timeout_s)
+        self._note(await self.query_stats())
+        return answer
+
+    async def resume(self, tags: Sequence[str], timeout_s: float) -> pb.ResumeResponse:
+        """Have it go on, or wake parts of its workers. Raise SurestepError."""
+        request = pb.ResumeRequest(tags=tags)
+        with translate_errors():
+            answer: pb.ResumeResponse = await self._stub.Resume(request, timeout=timeout_s)
+        return answer
+
+    def stage_weights(self) -> Any:
+        """Open the call that takes parts of weights in, and is answered when all have come."""
+        return self._stub.StageWeights()
+
+    async def update_weights(
+        self, version: str, mode: pb.PauseMode, timeout_s: float
+    ) -> pb.UpdateWeightsResponse:
+        """Have it serve what was staged. Raise SurestepError."""
+        request = pb.UpdateWeightsRequest(version=version, mode=mode)
+        with translate_errors():
+            answer: pb.UpdateWeightsResponse = await self._stub.UpdateWeights(
+                request, timeout=timeout_s
+            )
+        return answer
+
+    async def abort(self, request_ids: Sequence[str]) -> int:
+        """Have it end requests, those named or all; return how many. Raise SurestepError."""
+        request = pb.AbortRequest(request_ids=request_ids)
+        with translate_errors():
+            answer = await self._stub.Abort(request, timeout=_QUERY_TIMEOUT_S)
+        return int(answer.num_aborted)
 
 
 class BreakerState(IntEnum):

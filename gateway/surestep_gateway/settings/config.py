@@ -171,13 +171,13 @@ class LimitSettings(PeerSettings):
 
 
 def _choices(registry: Registry[Any]) -> str:
-    return " or ".join(registry.names())
+    return ", ".join(registry.names())
 
 
 def _known(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in registry.names():
-            raise ValueError(f"must be {_choices(registry)}")
+            raise ValueError(f"must be one of {_choices(registry)}")
         return name
 
     return check
@@ -223,6 +223,16 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
     admin_api_key_file: FilePath | None = Field(
         None, description="file with that key, in place of --admin-api-key"
     )
+    enable_sleep_mode: bool = Field(
+        False,
+        description="let administrators pause the engine or put it to sleep: /sleep, /wake_up, "
+        "/pause, /resume",
+    )
+    enable_weight_updates: bool = Field(
+        False,
+        description="let administrators change weights: /update_weights_from_disk, "
+        "/update_weights_from_tensor; answers name the version",
+    )
     protect_metrics: bool = Field(
         False, description="/metrics and /load need an API key or the admin key"
     )
@@ -266,6 +276,10 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
         keys = self.api_keys(), self.admin_keys()
         if self.protect_metrics and not any(keys):
             raise ValueError("--protect-metrics needs --api-key, --admin-api-key or their files")
+        for name in ("enable_sleep_mode", "enable_weight_updates"):
+            if getattr(self, name) and not self.admin_keys():
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} needs --admin-api-key or --admin-api-key-file")
         return self
 
     @model_validator(mode="after")

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support.clients.grammar_oracle import CITY, Oracle
 from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
+from support.clients.written_calls import (
+    BAD,
+    CODER,
+    GOOD,
+    HERMES,
+    KIMI,
+    KIMI_SECTION,
+    STEP,
+    TOOLS,
+    UNMARKED,
+    WRITTEN,
+)
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.language import Language
 from surestep_gateway.grammars.reasoning import Wanted, constraint
 from surestep_gateway.grammars.structured import served_schema
-from surestep_gateway.parsers import TOOL_PARSERS
+from surestep_gateway.parsers import TOOL_PARSERS, content_of
 
 OBJECT = Language("response_format", schema=CITY)
 
@@ -29,94 +41,6 @@ def oracle(request: pytest.FixtureRequest, tmp_path: Path) -> Oracle:
 @pytest.fixture
 def plain(tmp_path: Path) -> Oracle:
     return Oracle(tmp_path)
-
-
-HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-CODER = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
-CODER_CITY = "<parameter=city>\n{}\n</parameter>\n"
-GLM45 = "<tool_call>{}\n{}</tool_call>"
-GLM45_CITY = "<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n"
-V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
-V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-DSML = '<｜DSML｜invoke name="{}">\n{}</｜DSML｜invoke>'
-DSML_CITY = '<｜DSML｜parameter name="city" string="true">{}</｜DSML｜parameter>\n'
-PYTHON = "{}({})"
-LISTED = '{{"name": "{}", "arguments": {}}}'
-M2 = '<invoke name="{}">\n{}</invoke>'
-M2_CITY = '<parameter name="city">{}</parameter>\n'
-
-
-class Written(NamedTuple):
-    """How a format has calls: `call` takes a name and the arguments."""
-
-    call: str
-    city: str | None = None  # of arguments with tags, and of the other parameter
-    days: str | None = None
-    section: str = "{}"
-    between: str = "\n"
-
-    def one(
-        self, name: str, city: str | None, days: str | None = None, *, more: bool = False
-    ) -> str:
-        """A call."""
-        if self.city is None or self.days is None:
-            key = "{}=" if self.call == PYTHON else '"{}": '
-            parts = [key.format("city") + json.dumps(city)] * (city is not None)
-            parts += [f"{key.format('days')}{days}"] * (days is not None)
-            parts += [key.format("more") + "1"] * more
-            given = ", ".join(parts)
-            return self.call.format(name, given if self.call == PYTHON else f"{{{given}}}")
-        values = [self.city.format(city)] * (city is not None)
-        return self.call.format(name, "".join(values) + (self.days.format(days) if days else ""))
-
-    def all(self, *calls: str) -> str:
-        """What an output has of calls."""
-        return self.section.format(self.between.join(calls))
-
-
-LLAMA = '{{"name": "{}", "parameters": {}}}'
-WRITTEN = {
-    "hermes": Written(HERMES),
-    "llama3_json": Written(LLAMA, between="; "),
-    "mistral": Written("[TOOL_CALLS]{}[ARGS]{}", between=""),
-    "mistral, old": Written(LISTED, section="[TOOL_CALLS] [{}]", between=", "),
-    "xlam": Written(LISTED, section="[{}]", between=", "),
-    "pythonic": Written(PYTHON, section="[{}]", between=", "),
-    "qwen3_coder": Written(CODER, CODER_CITY, CODER_CITY.replace("city", "days")),
-    "glm45": Written(GLM45, GLM45_CITY, GLM45_CITY.replace("city", "days")),
-    "glm47": Written(
-        GLM45.replace("\n", ""),
-        GLM45_CITY.replace("\n", ""),
-        GLM45_CITY.replace("\n", "").replace("city", "days"),
-        between="",
-    ),
-    "deepseek_v3": Written(V3, section=SECTION),
-    "deepseek_v31": Written(V31, section=SECTION, between=""),
-    "deepseek_v32": Written(
-        DSML,
-        DSML_CITY,
-        DSML_CITY.replace("city", "days").replace("true", "false"),
-        "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>",
-    ),
-    "minimax_m2": Written(
-        M2,
-        M2_CITY,
-        M2_CITY.replace("city", "days"),
-        "<minimax:tool_call>\n{}\n</minimax:tool_call>",
-    ),
-}
-TOOLS = [tools for tools in WRITTEN if "old" not in tools]
-UNMARKED = ["llama3_json", "xlam", "pythonic"]
-GOOD = {tools: one.one("weather", 'Os"lo\n<b>', "2") for tools, one in WRITTEN.items()}
-BAD = {
-    tools: [
-        one.one("weather", None),
-        one.one("other", "x"),
-        one.one("weather", "x", "x") if one.city else one.one("weather", "x", more=True),
-    ]
-    for tools, one in WRITTEN.items()
-}
 
 
 def format_of(tools: str, oracle: Oracle) -> str:
@@ -149,7 +73,7 @@ def test_required_calls(oracle: Oracle, tools: str) -> None:
 
 @pytest.mark.parametrize("tools", UNMARKED)
 def test_strict_tools_without_markers(oracle: Oracle, tools: str) -> None:
-    """What begins with the bracket is calls; any other text has none."""
+    """Text that begins with the bracket is calls; any other text has none."""
     asked = Tools("tools", {"weather": CITY, "book": None}, required=False)
     source = constraint(Wanted(None, asked), oracle.written("", None, tools)).source
     form = WRITTEN[tools]
@@ -181,8 +105,15 @@ def test_strict_tools_among_free_text(oracle: Oracle, tools: str) -> None:
 
 OTHERWISE = {  # how calls begin that are no more in their format
     "qwen3_coder": "<function=weather>\n</function>",
+    "seed_oss": "<function=weather>\n</function>",
+    "olmo3": "[weather()]",
+    "granite": '<tool_call> [{"name": "weather", "arguments": {}}]',
+    "phi4_mini_json": 'functools [{"name": "weather", "arguments": {}}]',
+    "granite-20b-fc": '<function_call>{"name": "weather", "arguments": {}}',
+    "kimi_k2": KIMI.format("weather", "{}"),
     "minimax_m2": '<invoke name="weather">\n</invoke>',
     "deepseek_v32": '<｜DSML｜invoke name="weather">\n</｜DSML｜invoke>',
+    "step3": STEP.format("weather", ""),
     "deepseek_v3": "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
     "deepseek_v31": "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
     "mistral": '[{"name": "weather", "arguments": {}}]',
@@ -202,7 +133,9 @@ def test_strict_tools_are_not_called_otherwise(oracle: Oracle, tools: str) -> No
 
 CUT = {  # values in which parsers see their end
     "qwen3_coder": ["a\n<parameter=days>\nx", "a</function>\n</tool_call>"],
+    "seed_oss": ["a\n<parameter=days>x", "a</function>\n</seed:tool_call>"],
     "glm47": ["a<arg_key>days</arg_key>x", "a</tool_call><tool_call>"],
+    "step3": ['a<steptml:parameter name="days">x', "a<｜tool_call_end｜><｜tool_calls_end｜>"],
     "minimax_m2": ['a<parameter name="days">x', "a</invoke></minimax:tool_call>"],
     "deepseek_v32": ['a<｜DSML｜parameter name="days">x', "a</｜DSML｜invoke><｜DSML｜invoke"],
 }
@@ -284,6 +217,42 @@ def test_calls_that_are_asked_for_do_not_begin_in_reasoning(oracle: Oracle, tool
     assert constraint(Wanted(OBJECT), written).begins_after == (
         "</think>" if oracle.tokenizer.is_marker("</think>") else None
     )
+
+
+def test_reasoning_may_begin_with_its_marker(oracle: Oracle) -> None:
+    """Kimi writes it, or leaves it out. A call is none before the reasoning ends."""
+    asked = Tools("tool_choice", {"weather": CITY}, required=True)
+    written = oracle.written("", "kimi_k2", "kimi_k2")
+    source = constraint(Wanted(None, asked), written).source
+    call = KIMI_SECTION.format(GOOD["kimi_k2"])
+    for thought in ("<think>why</think>", "why</think>\n", "<think></think>"):
+        assert oracle.accepts(source, thought + call), thought
+    assert not oracle.accepts(source, f"why{call}")
+    assert not oracle.accepts(source, f"{KIMI_SECTION[:28]}</think>{call}")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "thought"), [("<think>\n", "why\n</think>\n"), ("<think>\n\n</think>\n", "")]
+)
+def test_what_is_asked_for_may_stand_between_tags(
+    oracle: Oracle, prompt: str, thought: str
+) -> None:
+    name = "hunyuan_a13b"
+    call = WRITTEN[name].all(GOOD[name])
+    calls = Tools("tool_choice", {"weather": CITY}, required=True)
+    for wanted, good, bad in (
+        (Wanted(None, calls), call, "text"),
+        (Wanted(OBJECT), '{"city": "x"}', "text"),
+        (Wanted(None, calls._replace(required=False)), f"so {call}", f"so {call[:-28]}"),
+    ):
+        found = constraint(wanted, oracle.written(prompt, name, name))
+        lead = "" if found.begins_after else thought
+        for tags in ("{}", "<answer>\n{}\n</answer>", "<answer>{}"):
+            assert oracle.accepts(found.source, lead + tags.format(good)), tags
+            assert not oracle.accepts(found.source, lead + tags.format(bad)), tags
+            parser = output_parser(name, reasoning=name, prompt=prompt)
+            read = parse(parser, [thought + tags.format(good)])
+            assert content_of(read).strip() == good.replace(call, "").strip()
 
 
 def test_definitions_are_found_from_within_calls(plain: Oracle) -> None:

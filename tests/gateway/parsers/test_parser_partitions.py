@@ -106,6 +106,42 @@ PYTHON = [
     ),
     *("1, {'a'", ": True})", ")] [x", '{"na', 'me": "book", "parameters": {}}'),
 ]
+OLMO = [
+    *("</think>", "so\n<func", "tion_calls>\nwea", "ther(city='a", "', days=1)\nbo"),
+    *("ok(guests=[null])\n</function", "_calls>", " x"),
+]
+PHI = [
+    *("</think>", "so func", "tools", '[{"name": "wea', 'ther", "arguments": {"city": "]"', "}}"),
+    *(', {"name": "book", ', '"arguments": {}}]', " functools.x"),
+]
+GRANITE = [
+    *("Here is my th", "ought process:", " hm Here is", " my response:", "\n\nso <|tool"),
+    *('_call|> [{"name": "weather", "arguments": {"city": "}"', "}}, {"),
+    *('"name": "book", "arguments": {}}]', " x"),
+]
+HUNYUAN = [
+    *("<think>", "\nhm\n</th", "ink>\n<answer", ">\n<tool_", 'calls>[{"name": '),
+    *('"weather", "arguments": {"city": "]"}}', ", {", '"name": "book", "arguments": {}}]</tool'),
+    *("_calls>", "\n</ans", "wer>\n"),
+]
+SEED = [
+    *("<seed:thi", "nk>hm</seed", ":think>\n", "<seed:tool_call>\n<func", "tion=weather>\n"),
+    *("<parameter=ci", "ty>a\n</para", "meter>\n<parameter=days>2</parameter>"),
+    *("\n</function>\n</seed:tool", "_call>"),
+]
+KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_ONE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+KIMI = [
+    *("hm", KIMI_SECTION[0][:9], f"{KIMI_SECTION[0][9:]}{KIMI_ONE[0]}functions.weather"),
+    *(f":0{KIMI_ONE[1]}", '{"city": "a"}<|tool_call_end', f"|>{KIMI_ONE[0]}functions_book_1"),
+    *(KIMI_ONE[1], '"{\\"guests\\": []}"', KIMI_ONE[2] + KIMI_SECTION[1], "so"),
+]
+STEP = [
+    *("</think>", "so <｜tool_calls", "_begin｜>\n<｜tool_call_begin｜>func", "tion<｜tool_sep｜>"),
+    *('<steptml:invoke name="weather">\n<steptml:para', 'meter name="city">a</steptml:parameter>'),
+    *('<steptml:parameter name="days">2</steptml', ":parameter></steptml", ":invoke>"),
+    *("<｜tool_call_end｜>\n<｜tool_calls", "_end｜>", "so"),
+]
 OUTPUTS = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
@@ -118,8 +154,15 @@ OUTPUTS = {
     "deepseek_v31": V31,
     "deepseek_v32": DSML,
     "minimax_m2": MINIMAX,
+    "olmo3": OLMO,
+    "phi4_mini_json": PHI,
+    "granite": GRANITE,
+    "hunyuan_a13b": HUNYUAN,
+    "seed_oss": SEED,
+    "kimi_k2": KIMI,
+    "step3": STEP,
 }
-REASONING = {
+REASONING = {name: name for name in ("granite", "hunyuan_a13b", "seed_oss", "kimi_k2")} | {
     "mistral": "mistral",
     "glm45": "glm45",
     "deepseek_v3": "deepseek_r1",
@@ -202,6 +245,13 @@ MARKUP = dict.fromkeys(("hermes", "qwen3_coder"), TEXTS) | {
         "deepseek_v31": (*SECTION, *ONE, "weather", '{"city": "'),
         "deepseek_v32": tuple("".join(DSML[1:-1]).split("\n")),
         "minimax_m2": tuple("".join(MINIMAX[1:-1]).split("\n")),
+        "step3": tuple("".join(STEP[1:]).replace("<", "\n<").split("\n")),
+        "olmo3": (*BARE, "<function_calls>", "</function_calls>", "weather(", "city='a'", ")\n"),
+        "phi4_mini_json": (*BARE, "functools", "<|tool_call|>", "<|/tool_call|>", "}}, "),
+        "granite": (*BARE, "<|tool_call|>", "Here is my thought process:", "Here's my response:"),
+        "hunyuan_a13b": (*BARE, "<tool_calls>", "</tool_calls>", "<answer>", "</answer>"),
+        "seed_oss": ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+        "kimi_k2": (*KIMI_SECTION, *KIMI_ONE, "functions.", "weather", ":0", '"{\\"a\\": 1}"'),
     }.items()
 }
 PARSERS = [
@@ -247,7 +297,7 @@ def test_text_without_calls_is_content_to_the_character(tools: str, data: st.Dat
     fragments = data.draw(MARKUP[tools])
     text = "".join(fragments).replace("weather", "lookup").replace("book", "look")
     if tools not in ("llama3_json", "xlam", "pythonic"):
-        text = text.replace("<", "(").replace("[TOOL", "[TOO")
+        text = text.replace("<", "(").replace("[TOOL", "[TOO").replace("functools", "func")
     assert content_of(parse(output_parser(tools), [text])) == text
 
 
@@ -294,7 +344,7 @@ def test_partitions_of_tokens(marked: Tokenizer, cuts: list[int], special: bool)
 def test_white_space_without_an_end_is_not_kept(
     tools: str, reasoning: str | None, space: str, prompt: str
 ) -> None:
-    """What is held back is looked at again with every token, so that it must not grow."""
+    """Text held back is looked at again with every token, so that it must not grow."""
     parser = output_parser(tools, reasoning=reasoning, prompt=prompt)
     sent = sum(
         len(getattr(event, "text", "")) for _ in range(50) for event in parser.push(space * 100)

@@ -42,6 +42,41 @@ def test_reasoning_and_content(
     assert parse(output_parser(reasoning=name, prompt=prompt), [text]) == events
 
 
+NO_THOUGHT = "<think>\n\n</think>\n"
+GRANITE = "Here is my thought process:", "Here is my response:"
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "events"),
+    [
+        ("granite", "", f"{GRANITE[0]} a\n\n{GRANITE[1]} b ", [Reasoning("a"), Content("b ")]),
+        ("granite", "", "Here's my thought process: a", [Reasoning("a")]),
+        ("granite", "", f"a {GRANITE[0]} b", [Content(f"a {GRANITE[0]} b")]),
+        ("granite", "", "Here is my", [Content("Here is my")]),
+        ("hunyuan_a13b", "", "<think>\na\n</think>\n<answer>\nb\n</answer>\n", "ab"),
+        ("hunyuan_a13b", NO_THOUGHT, "<answer>\nb\n</answer>", [Content("b")]),
+        ("hunyuan_a13b", NO_THOUGHT, "<answer>b</answer> c", [Content("b</answer> c")]),
+        ("hunyuan_a13b", NO_THOUGHT, "<answer>b</answer></answer>", [Content("b</answer>")]),
+        ("hunyuan_a13b", NO_THOUGHT, "b</answer>", [Content("b</answer>")]),
+        ("hunyuan_a13b", NO_THOUGHT, "<answer", [Content("<answer")]),
+        ("hunyuan_a13b", NO_THOUGHT, "<answer>b\n</ans", [Content("b\n</ans")]),
+        ("ernie45", OPEN, "a\n</think>\n\n\n<response>\nb\n</response>\n", "ab"),
+        ("ernie45", OPEN, "a\n</think>\nb", "ab"),
+        ("seed_oss", "", "<seed:think>a</seed:think>b", "ab"),
+        ("seed_oss", "<seed:think><seed:cot_budget_reflect>", "a</seed:think>b", "ab"),
+        ("kimi_k2", PLAIN, "<think>a</think>b", "ab"),
+        ("kimi_k2", "<think></think>", "b", [Content("b")]),
+        *((name, PLAIN, "a</think>b", "ab") for name in ("olmo3", "nemotron_v3", "step3")),
+    ],
+)
+def test_families_have_markers_of_their_own(
+    name: str, prompt: str, text: str, events: list[Reasoning | Content] | str
+) -> None:
+    expected = [Reasoning("a"), Content("b")] if events == "ab" else events
+    assert parse(output_parser(reasoning=name, prompt=prompt), [text]) == expected
+    assert parse(output_parser(reasoning=name, prompt=prompt), list(text)) == expected
+
+
 def of_mistral(text: str) -> str:
     """Between its own markers."""
     for begin, marked in (("<think>", "[THINK]"), ("</think", "[/THINK"), ("<thi", "[THI")):

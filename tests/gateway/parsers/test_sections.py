@@ -21,6 +21,14 @@ DSML = (
 )
 DSML_BOOK = '<｜DSML｜invoke name="book">\n</｜DSML｜invoke>'
 M2 = DSML.replace("｜DSML｜", "").replace(' string="true"', "").replace(' string="false"', "")
+STEP = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">\n'
+    '<steptml:parameter name="city">Paris</steptml:parameter>\n'
+    '<steptml:parameter name="days">3</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>'
+)
+STEP_BOOK = (
+    '<｜tool_call_begin｜><steptml:invoke name="book"></steptml:invoke>\n<｜tool_call_end｜>'
+)
 CASES = {
     "deepseek_v3": (f"{BEGIN}{V3}\n{V3_BOOK}{END}", BEGIN, V3),
     "deepseek_v31": (f"{BEGIN}{V31}{V31_BOOK}{END}", BEGIN, V31),
@@ -28,6 +36,11 @@ CASES = {
         f"<｜DSML｜function_calls>\n{DSML}\n{DSML_BOOK}\n</｜DSML｜function_calls>",
         "<｜DSML｜function_calls>",
         DSML,
+    ),
+    "step3": (
+        f"<｜tool_calls_begin｜>\n{STEP}\n{STEP_BOOK}\n<｜tool_calls_end｜>",
+        "<｜tool_calls_begin｜>",
+        STEP,
     ),
     "minimax_m2": (
         f"<minimax:tool_call>\n{M2}\n{DSML_BOOK.replace('｜DSML｜', '')}\n</minimax:tool_call>",

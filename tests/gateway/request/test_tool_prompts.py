@@ -69,6 +69,41 @@ async def test_arguments_that_no_template_can_take(
     assert "[book]" in prompt_of(stack, thinking)
 
 
+IDS = (
+    "{% for m in messages %}{{ m.content }}{{ m.tool_call_id }}"
+    "{% for call in m.tool_calls %} {{ call.id }}{% endfor %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("parser", "shown"),
+    [
+        ("kimi_k2", " functions.weather:0 functions.book:1;xfunctions.book:1;yother;"),
+        ("hermes", " c1 functions_book_7;xfunctions_book_7;yother;"),
+    ],
+)
+async def test_kimi_is_shown_the_names_of_functions_in_ids(
+    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer, parser: str, shown: str
+) -> None:
+    stack = await start_stack(
+        model=thinking_model,
+        tool_call_parser=parser,
+        enable_auto_tool_choice=True,
+        chat_template=IDS,
+    )
+    named = [("c1", "weather"), ("functions_book_7", "book")]
+    calls = [{"id": id_, "function": {"name": name, "arguments": "{}"}} for id_, name in named]
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "functions_book_7", "content": "x"},
+        {"role": "tool", "tool_call_id": "other", "content": "y"},
+        {"role": "assistant", "content": "", "tool_calls": calls[:1]},
+    ]
+    await stack.chat(messages=messages, tools=TOOLS, max_tokens=1)
+    last = "functions.weather:2" if parser == "kimi_k2" else "c1"
+    assert prompt_of(stack, thinking) == f"{shown} {last};"
+
+
 async def test_tools_that_must_not_be_called(stack: Stack, thinking: Tokenizer) -> None:
     script(stack, thinking, "</think>" + FORMATS["hermes"])
     choice = (await stack.chat(**ASK, tool_choice="none", skip_special_tokens=False)).json()

@@ -47,9 +47,9 @@ def test_parsers_are_chosen_by_name() -> None:
         reasoning_parser="qwen3", tool_call_parser="hermes", enable_auto_tool_choice=True
     )
     assert (chosen.reasoning_parser, chosen.tool_call_parser) == ("qwen3", "hermes")
-    with pytest.raises(ValidationError, match=r"must be .*openai_gptoss or qwen3"):
+    with pytest.raises(ValidationError, match=r"must be one of .*openai_gptoss, qwen3"):
         settings(reasoning_parser="qwen4")
-    with pytest.raises(ValidationError, match=r"must be .*hermes.* or openai or pythonic"):
+    with pytest.raises(ValidationError, match=r"must be .*hermes.* openai, .*pythonic"):
         settings(tool_call_parser="xml")
 
 

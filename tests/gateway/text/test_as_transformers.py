@@ -11,11 +11,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer, tokenizer_kinds
+from support.checkpoints.published import published_template
+from support.clients.parser_cases import calls_of, output_parser, parse
 from surestep_common.config import cache_dir
 from surestep_common.gguf import model_folder
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 HYBRID = Path(__file__).resolve().parents[2] / "data" / "tiny-hybrid"
 DEFAULT = cache_dir() / "models" / "SmolLM2-135M-Instruct.gguf"
@@ -154,3 +157,32 @@ def test_chats_become_the_same_text(
         chat, tools=tools, add_generation_prompt=prompt, tokenize=False
     )
     assert template.render(chat, tools=tools, add_generation_prompt=prompt) == text
+
+
+PUBLISHED = {  # templates, by the parsers of what they show
+    "granite3-dense:2b": "granite",
+    "granite3.1-moe:1b": "granite",
+    "granite3.2:8b": "granite",
+    "granite3.3:2b": "granite",
+    "granite4:latest": "granite4",
+    "qwen3-coder:30b": "qwen3_coder",
+}
+
+
+@pytest.mark.timeout(300)  # a package is fetched the first time
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_templates_show_calls_that_parsers_read(model: str) -> None:
+    """Transformers shows the same. Templates of Granite 3 show what the model said."""
+    source, parser = published_template(model), PUBLISHED[model]
+    user, called, result, *_ = CHATS[2]
+    if parser == "granite":
+        said = json.dumps([CALL["function"]], ensure_ascii=False)
+        called = {"role": "assistant", "content": f"<|tool_call|>{said}"}
+    chat = [user, called, result]
+    tokens: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs = render_jinja_template([chat], tools=[TOOL], chat_template=source, **tokens)[0]
+    text = ChatTemplate(source, tokens).render(chat, tools=[TOOL], add_generation_prompt=False)
+    assert text == theirs[0]
+    schemas = {"f": {"properties": {"a": {"type": "array"}}}}
+    events = parse(output_parser(parser, tools_of=schemas), [text.partition("and?")[2]])
+    assert calls_of(events) == [("f", '{"a": [1, "ü"]}')]

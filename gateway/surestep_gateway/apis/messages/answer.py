@@ -62,6 +62,8 @@ class MessageAnswer:
         match delta.finish_reason, delta.stop_reason:
             case "length", _:
                 self._stop_reason = "max_tokens"
+            case "abort", _:  # a client may send what there is and have it go on
+                self._stop_reason = "pause_turn"
             case "tool_calls", _:
                 self._stop_reason = "tool_use"
             case _, str(text):

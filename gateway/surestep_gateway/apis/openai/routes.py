@@ -224,6 +224,8 @@ class ChoiceEvents:
         choice = self._builder.piece(sequence, delta)
         if choice is None:
             return b""
+        if delta.finish_reason is not None:
+            choice |= self._generation.weights_of(sequence)
         if self._usage_always:
             self._told = dataclasses.replace(self._generation.usage)
         return event(self._chunk(choice))
@@ -270,7 +272,7 @@ async def json_answer(
         return await _whole_answer(generation, builder, gathered)
 
     pieces = await run_whole(generation, emit, finish, receive, gateway)
-    return JsonPieces(pieces, gateway.answers)
+    return JsonPieces(pieces, gateway.answers, generation.weight_headers)
 
 
 async def _whole_answer(
@@ -282,7 +284,8 @@ async def _whole_answer(
     for sequence in generation.sequences:
         if sequence.index:
             pieces.append(b",")
-        pieces += json_pieces(await builder.whole(sequence, gathered.pop(sequence.index)))
+        choice = await builder.whole(sequence, gathered.pop(sequence.index))
+        pieces += json_pieces(choice | generation.weights_of(sequence))
         await asyncio.sleep(0)
     first, *rest = json_pieces({"usage": generation.usage.shown()} | await builder.extra())
     return [*pieces, b"],", first[1:], *rest]

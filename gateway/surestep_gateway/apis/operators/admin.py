@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -25,6 +25,9 @@ from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
 logger = logging.getLogger(__name__)
 
+B = TypeVar("B", bound=Body)
+Act = Callable[[SchedulerClient], Awaitable[dict[str, Any]]]
+
 
 class RestartBody(Body):
     """POST /admin/workers/restart"""
@@ -42,16 +45,87 @@ _RESTART_S = 30.0  # for the old ranks to be gone
 _SERVE_S = 600.0  # for the new ones to have loaded
 
 
+class Administrators:
+    """Owners of the admin key, and the schedulers that they operate."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._keys = gateway.settings.admin_keys()
+        self._pool = gateway.pool
+
+    @property
+    def exist(self) -> bool:
+        """Return whether there is an admin key."""
+        return bool(self._keys)
+
+    def check(self, request: Request) -> None:
+        """Raise Unauthenticated for a request without the admin key."""
+        if self._keys.client(request.headers.get("authorization", "").encode()) is None:
+            raise Unauthenticated("missing or wrong admin key")
+
+    def schedulers(self, request: Request) -> list[SchedulerClient]:
+        """Return the scheduler that `?scheduler=host:port` names, or all. Raise NotFound."""
+        address = request.query_params.get("scheduler")
+        schedulers = self._pool.schedulers
+        chosen = [scheduler for scheduler in schedulers if address in (None, scheduler.address)]
+        if not chosen:
+            raise NotFound(f"no scheduler at '{address}'", param="scheduler")
+        return chosen
+
+    async def body(self, request: Request, kind: type[B]) -> B:
+        """Return the body, an empty object where there is none. Raise SurestepError."""
+        self.check(request)
+        body = body_of(request)
+        await body.read()
+        return parse(kind, bytes(body.data) or b"{}")
+
+    async def at_each(self, request: Request, act: Act) -> Round:
+        """Act at every scheduler at once. Raise SurestepError if there is one, and it fails."""
+        self.check(request)
+        began = time.monotonic()
+
+        async def at(scheduler: SchedulerClient) -> dict[str, Any] | SurestepError:
+            try:
+                told = await act(scheduler)
+            except SurestepError as error:
+                return error
+            seconds = round(time.monotonic() - began, 3)
+            return {"scheduler": scheduler.address} | told | {"seconds": seconds}
+
+        chosen = self.schedulers(request)
+        outcomes = await asyncio.gather(*map(at, chosen))
+        failures = [one for one in outcomes if isinstance(one, SurestepError)]
+        if failures and len(chosen) == 1:
+            raise failures[0]
+        told = [
+            {"scheduler": scheduler.address} if isinstance(one, SurestepError) else one
+            for scheduler, one in zip(chosen, outcomes, strict=True)
+        ]
+        return Round(told, failures)
+
+
+class Round(NamedTuple):
+    """Outcome of an order to several schedulers."""
+
+    told: list[dict[str, Any]]  # by each
+    failures: list[SurestepError]  # of those that failed
+
+    def response(self, shown: dict[str, Any]) -> JsonResponse:
+        """Return the answer; 503 with the first failure unless all did it."""
+        if not self.failures:
+            return JsonResponse(shown)
+        return JsonResponse(shown | error_body(self.failures[0]), 503)
+
+
 class AdminRoutes:
     """Handlers of one gateway; mounted only if there is an admin key."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._keys = gateway.settings.admin_keys()
+        self._administrators = Administrators(gateway)
         self._restarting = asyncio.Lock()
 
     def routes(self) -> Iterator[RuledRoute]:
-        if self._keys:
+        if self._administrators.exist:
             yield DescribedRoute(
                 "POST",
                 "/admin/workers/restart",
@@ -68,11 +142,9 @@ class AdminRoutes:
         all serve again. The first failure ends the round, so that a bad deployment takes down one
         replica and no more.
         """
-        self._check_key(request)
-        body = body_of(request)
-        await body.read()
-        reason = parse(RestartBody, bytes(body.data) or b"{}").reason or "asked for by an operator"
-        schedulers = self._chosen(request.query_params.get("scheduler"))
+        body = await self._administrators.body(request, RestartBody)
+        reason = body.reason or "asked for by an operator"
+        schedulers = self._administrators.schedulers(request)
         done: list[dict[str, Any]] = []
         async with self._restarting:
             for scheduler in schedulers:
@@ -87,17 +159,6 @@ class AdminRoutes:
                         failure | {"restarted": done, "failed": scheduler.address}, 503
                     )
         return JsonResponse({"restarted": done})
-
-    def _check_key(self, request: Request) -> None:
-        if self._keys.client(request.headers.get("authorization", "").encode()) is None:
-            raise Unauthenticated("missing or wrong admin key")
-
-    def _chosen(self, address: str | None) -> list[SchedulerClient]:
-        schedulers = self._gateway.pool.schedulers
-        chosen = [scheduler for scheduler in schedulers if address in (None, scheduler.address)]
-        if not chosen:
-            raise NotFound(f"no scheduler at '{address}'", param="scheduler")
-        return chosen
 
 
 async def _restart(pool: SchedulerPool, scheduler: SchedulerClient, reason: str) -> dict[str, Any]:

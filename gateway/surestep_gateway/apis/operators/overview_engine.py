@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator
-from surestep_common.other_releases import name_of
+from surestep_common.releases import name_of
 from surestep_proto.scheduler_pb2 import EngineState, Incident, RecentSteps, SchedulerStatus
 from surestep_proto.supervisor_pb2 import ExitCause, Phase, RankState, SupervisorStatus
 from surestep_proto.worker_pb2 import DeviceMemory, WorkerInfo
@@ -35,7 +35,7 @@ class RankView(BaseModel):
 
     rank: int
     pid: int  # 0 while there is none
-    state: str  # STARTING, READY, DEAD
+    state: str  # STARTING, READY, DEAD, ASLEEP
     phase: str | None  # what it is doing; None without a supervisor
     heartbeat_age_s: float | None
     epoch: int | None  # None: it does not answer, as the next two

@@ -37,6 +37,8 @@ class ModelView(BaseModel):
     max_num_seqs: int
     drafter: str  # empty: no speculation
     max_draft_tokens: int
+    speculative_config: str  # how drafts are made, JSON; empty: none are
+    drafts_because: Line  # why they are made like this; empty: it was asked for
     drafter_fault: Line  # why there is none although it was asked for; empty otherwise
     headless: bool  # it writes no text
 
@@ -51,14 +53,17 @@ class ModelView(BaseModel):
             max_num_seqs=info.max_num_seqs,
             drafter=info.drafter,
             max_draft_tokens=info.max_draft_tokens,
+            speculative_config=info.speculative_config,
+            drafts_because=info.drafts_because,
             drafter_fault=info.drafter_fault,
             headless=info.headless,
         )
 
 
 class DraftingView(BaseModel):
-    """Value of drafts to steps of about the same size."""
+    """Value of drafts of a source to steps of about the same size."""
 
+    source: str  # "proposed" by a drafter, or "looked_up"
     rows: int  # that decode, at most
     value: float  # tokens per second as a multiple of those without drafts
     drafts: bool  # steps draft
@@ -68,6 +73,7 @@ class DraftingView(BaseModel):
     @classmethod
     def of(cls, size: DraftingValue) -> DraftingView:
         return cls(
+            source=size.source,
             rows=size.rows,
             value=size.value,
             drafts=size.drafts,

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from surestep_common.errors import SurestepError, Unavailable
-from surestep_common.release import package_version
+from surestep_common.releases import package_version
 
 from surestep_gateway.apis.route import DescribedRoute, Description
 from surestep_gateway.context import Gateway

@@ -17,7 +17,7 @@ from surestep_gateway.generation.generation import Generation
 from surestep_gateway.generation.schema_check import violations_shown
 from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.http.errors import error_body
-from surestep_gateway.request.protocol import json_text
+from surestep_gateway.request.protocol import CUT, json_text
 from surestep_gateway.text.wire import framed
 
 from .items import item_id
@@ -67,6 +67,7 @@ class ResponseAnswer:
         self._prepared = prepared
         self._blocks = Blocks()
         self._status = "in_progress"
+        self._cut = ""  # why it is incomplete, as far as the API has a word for it
         self._error: Json | None = None
         self._stored: bool = prepared.asked["store"]
         self._num_events = 0
@@ -84,7 +85,8 @@ class ResponseAnswer:
         changes = self._blocks.add(delta.events, delta.finish_reason)
         events = [self._event(one) for change in changes for one in self._changed(change)]
         if delta.finish_reason is not None:
-            self._status = "incomplete" if delta.finish_reason == "length" else "completed"
+            self._status = "incomplete" if delta.finish_reason in CUT else "completed"
+            self._cut = "max_output_tokens" if delta.finish_reason == "length" else ""
             self._violations = violations_shown(delta.violations)
         return b"".join(events)
 
@@ -112,7 +114,6 @@ class ResponseAnswer:
 
     def shown(self) -> Json:
         """Return the response as it is now."""
-        reason = "max_output_tokens" if self._status == "incomplete" else None
         generation = self._generation
         return (
             self._asked
@@ -125,7 +126,7 @@ class ResponseAnswer:
                 "status": self._status,
                 "background": False,
                 "error": self._error,
-                "incomplete_details": {"reason": reason} if reason else None,
+                "incomplete_details": {"reason": self._cut} if self._cut else None,
                 "model": generation.model,
                 "output": [self._item(block) for block in self._blocks.all],
                 "service_tier": "default",

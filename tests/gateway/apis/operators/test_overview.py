@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_gateway.apis.operators.overview_model import DraftingView, Overview
+from surestep_gateway.apis.operators.overview_model import Overview
 from surestep_proto import supervisor_pb2, worker_pb2
 from surestep_proto.scheduler_pb2 import (
     RECOVERING,
@@ -87,7 +87,9 @@ async def test_everything_is_in_it(start_stack: StartStack) -> None:
         num_accepted_tokens=12,
         num_accepted_tokens_per_pos=[8, 4],
         num_incidents={"worker_exit": 1},
-        drafting=[DraftingValue(rows=8, value=0.93, time_factor=1.5, num_trials=7)],
+        drafting=[
+            DraftingValue(source="proposed", rows=8, value=0.93, time_factor=1.5, num_trials=7)
+        ],
         steps=StepStats(num_windows_by_drafts=[0, 0, 10], num_windows_by_accepted=[2, 4, 4]),
     )
     seen = await until(stack, lambda o: o.schedulers[0].figures.running == 3)
@@ -103,7 +105,14 @@ async def test_everything_is_in_it(start_stack: StartStack) -> None:
     assert figures.windows_by_accepted == [2, 4, 4]
     assert figures.lost_epochs == 1
     (size,) = figures.drafting
-    assert size == DraftingView(rows=8, value=0.93, drafts=False, time_factor=1.5, trials=7)
+    assert size.model_dump() == {
+        "source": "proposed",
+        "rows": 8,
+        "value": 0.93,
+        "drafts": False,
+        "time_factor": 1.5,
+        "trials": 7,
+    }
     first, second = scheduler.engine.ranks
     assert (first.state, first.phase, first.epoch, first.restarts) == ("READY", "FORWARD", 3, 2)
     assert (second.state, second.phase, second.epoch, second.pid) == ("DEAD", None, None, 0)

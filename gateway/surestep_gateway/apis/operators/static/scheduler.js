@@ -184,11 +184,12 @@ function stepTable(steps) {
   );
 }
 
-/** What drafts are worth, by the number of requests in a step. */
+/** What drafts are worth, by their source and the number of requests in a step. */
 function drafting(sizes) {
   if (sizes.length === 0) return null;
-  const heads = ["requests", "worth", "drafts", "compared"];
+  const heads = ["drafts", "requests", "worth", "made", "compared"];
   const row = (size) => [
+    size.source === "looked_up" ? "looked up" : "proposed",
     size.rows === 1 ? "1" : `up to ${size.rows}`,
     `${size.value.toFixed(2)} times`,
     size.drafts ? "yes" : "no",
@@ -201,6 +202,11 @@ function drafting(sizes) {
       h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, sizes.map((size) => h("tr", {}, row(size).map((cell) => h("td", {}, cell))))),
     ));
+}
+
+function drafter({ drafter, max_draft_tokens, drafts_because }) {
+  const why = drafts_because && ` (${drafts_because})`;
+  return `Drafter ${drafter}${why}, up to ${several(max_draft_tokens, "draft")} a step`;
 }
 
 function speculation({ model, figures }) {
@@ -216,7 +222,7 @@ function speculation({ model, figures }) {
   const suspended = figures.speculation_suspended &&
     h("p", { class: "says" }, "Drafts are suspended: almost none were accepted, or the drafter failed. It is tried again by itself.");
   if (figures.windows === 0) {
-    return h("div", { class: "block" }, suspended, h("p", { class: "note" }, `Drafter ${model.drafter}: nothing has been drafted yet.`));
+    return h("div", { class: "block" }, suspended, h("p", { class: "note" }, `${drafter(model)}; nothing has been drafted yet.`));
   }
   const at = figures.accepted_at.map((accepted, i) => {
     const share = accepted / Math.max(1, figures.drafted_at[i] ?? figures.windows);
@@ -240,6 +246,6 @@ function speculation({ model, figures }) {
         bars("Windows, by drafts accepted", lengths, Math.max(...lengths.map((row) => row.value)), ["accepted", "windows"])),
     ),
     drafting(figures.drafting),
-    h("p", { class: "note" }, `Drafter ${model.drafter}, up to ${several(model.max_draft_tokens, "draft")} a step; since the scheduler was started.`),
+    h("p", { class: "note" }, `${drafter(model)}; figures since the scheduler was started.`),
   );
 }

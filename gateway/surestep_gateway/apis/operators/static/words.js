@@ -83,6 +83,7 @@ const unknown = ({ text }, age) => ({ tone: "unknown", text: "unknown", more: `â
 export function rankState({ lost, ...rank }) {
   if (lost !== undefined) return unknown(rankState(rank), lost);
   if (rank.state === "READY") return { tone: "", text: "ready", more: PHASES[rank.phase] ?? "" };
+  if (rank.state === "ASLEEP") return { tone: "busy", text: "asleep", more: "until an operator wakes it" };
   if (rank.failure) {
     const hope = rank.failure_is_permanent ? "something must be changed" : "it is tried again";
     return { tone: "bad", text: "cannot start", more: `${rank.failure} (${hope})` };
@@ -113,6 +114,11 @@ export function schedulerState({ lost, ...scheduler }) {
     case "RECOVERING": {
       const more = "The workers are being replaced. Open requests wait and go on from where they are.";
       return { tone: "bad", text: "recovering", more: `${sentence(engine.waiting_for)}${more}` };
+    }
+    case "PAUSED":
+    case "SLEEPING": {
+      const more = `${sentence(engine.waiting_for)}Kept requests go on when one wakes it.`;
+      return { tone: "busy", text: engine.state === "PAUSED" ? "paused" : "asleep", more };
     }
     case "DRAINING":
       return { tone: "busy", text: "draining", more: "It finishes open requests and takes no new ones." };
