@@ -16,9 +16,10 @@ from rich.console import Console
 from surestep_common.config import Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_cli.api.http import URL, URL_IS, one_key
+from surestep_cli.api.http import URL_IS, Url, one_key
+from surestep_cli.terminal.output import report_console
 
-from .api.http import api_root, call
+from .api.http import api_root, call, no_answer
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
@@ -52,7 +53,7 @@ class Fetch(Settings):
         folder = resolve(self.model, console, source, text_only=self.text_only)
         if self.link is not None:
             _point(self.link, folder.path)
-        Console(soft_wrap=True, highlight=False).print(str(folder.path), markup=False)
+        report_console(soft_wrap=True).print(str(folder.path), markup=False)
         return 0
 
 
@@ -70,7 +71,7 @@ def _point(link: Path, target: Path) -> None:
 class RestartWorkers(Settings):
     """Replace the workers of a running server, one scheduler after the other; requests go on."""
 
-    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
+    url: Url = Field(default="http://127.0.0.1:8000", description=URL_IS)
     admin_api_key: SecretStr | None = Field(
         default=None, description="the server's --admin-api-key"
     )
@@ -92,9 +93,9 @@ class RestartWorkers(Settings):
         try:
             answer = call(path, reason, api_key=key, timeout_s=_RESTART_S)
         except OSError as error:
-            raise Unavailable(f"no answer from {self.url}: {error}") from error
+            raise no_answer(self.url, error) from error
         body = answer.body or {}
-        out = Console(highlight=False)
+        out = report_console()
         for one in body.get("restarted", ()):
             replaced = f"{one['scheduler']}: {one['num_ranks']} workers replaced"
             out.print(f"{replaced}, serving again after {one['seconds']:.1f} s", markup=False)
@@ -145,7 +146,7 @@ class Proto(Settings):
             if file.name.endswith(".proto")
         }
         if self.folder is None:
-            out = Console(soft_wrap=True, highlight=False)
+            out = report_console(soft_wrap=True)
             for name, text in texts.items():
                 out.print(f"// {name}\n{text}", markup=False, emoji=False)
             return 0

@@ -29,15 +29,17 @@ from surestep_common.config import (
     load,
     parent_pid,
 )
-from surestep_common.errors import SurestepError
+from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
 from .bench.command import Bench
 from .chat.command import Chat
 from .commands import Fetch, NewSecret, Proto, RestartWorkers
+from .environment.command import CollectEnv
 from .monitor.commands import Status, Top
+from .settings.foreign_commands import hint_for
 from .settings.serve_settings import ServeSettings
-from .settings.vllm_commands import hint_for
+from .zoo.command import Zoo
 
 _ERROR = 1  # exit status
 _INTERRUPTED = 130
@@ -111,6 +113,7 @@ COMMANDS = {
     "verify": Command(
         Verify, "see whether speculation or lost workers change a token", Verify.read
     ),
+    "zoo": Command(Zoo, "look for published failures of serving engines in any server"),
     "fetch": Command(Fetch, "fetch a model and print its folder"),
     "status": Command(Status, "list the processes of a running server"),
     "restart-workers": Command(RestartWorkers, "replace the workers of a running server"),
@@ -119,6 +122,7 @@ COMMANDS = {
     "top": Command(Top, "watch a running server"),
     "chat": Command(Chat, "talk to a running server"),
     "bench": Command(Bench, "measure a running server"),
+    "collect-env": Command(CollectEnv, "print the facts that a report of a fault needs"),
 }
 
 
@@ -174,14 +178,14 @@ def run(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         hide_progress_bars()
-    if (hint := hint_for(arguments)) is not None:
-        console.print(f"surestep: {hint}", soft_wrap=True)
+    if (hint := hint_for(arguments, COMMANDS)) is not None:
+        console.print(f"surestep: {hint}", markup=False, soft_wrap=True)
         return USAGE_ERROR
     try:
         return _read(arguments).run(console)
     except SurestepError as error:
         console.print(f"surestep: {error}", markup=False, soft_wrap=True)
-        return _ERROR
+        return USAGE_ERROR if isinstance(error, InvalidRequest) else _ERROR
     except KeyboardInterrupt:
         return _INTERRUPTED
 

@@ -13,9 +13,10 @@ from surestep_cli.api.http import ServerUrl
 from surestep_cli.chat.conversation import Conversation
 from surestep_cli.commands import RestartWorkers
 from surestep_cli.main import Surestep
+from surestep_cli.serve.serving import key_of
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.verify.command import _FLAGS
-from surestep_cli.verify.server import ServerUnderTest, key_of
+from surestep_cli.verify.server import ServerUnderTest
 from surestep_common.config import Settings, load, secret_fields
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.apis.responses.redis_store import RedisStore

@@ -3,7 +3,6 @@ the head as the main argument."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,18 +12,15 @@ from typing import Any
 import pytest
 from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.clients.completions import client_of, read
+from support.clients.drafted import SIZES, check_drafts, check_survival, complete, speculation
 from support.processes.stack import Stack, serve
 from surestep_cli.monitor.status import remarks
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=0)]
 
-SIZES = ("--max-num-seqs", "8", "--kv-cache-memory", "0.02", "--max-model-len", "400")
 
-
-def speculation(head: Path) -> tuple[str, ...]:
-    about = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
-    return "--speculative-config", json.dumps(about), "--no-adaptive-draft-length"
+def flags(head: Path) -> tuple[str, ...]:
+    return *SIZES, *speculation(head, 4, method="eagle3")
 
 
 @pytest.fixture(scope="module")
@@ -39,41 +35,24 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(model: Path, head: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serve(model, tmp_path_factory.mktemp("logs"), *SIZES, *speculation(head)) as running:
+    with serve(model, tmp_path_factory.mktemp("logs"), *flags(head)) as running:
         yield running
-
-
-def complete(stack: Stack, name: str, drafts: int, **options: Any) -> Any:
-    extra = {"speculative": {"num_tokens": drafts}}
-    options = {"max_tokens": 200, "temperature": 0.9, "seed": 5} | options
-    return client_of(stack).completions.create(
-        model=name, prompt="a quick", extra_body=extra, **options
-    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafts_change_no_text(stack: Stack, model: Path, temperature: float) -> None:
-    texts = {
-        complete(stack, model.name, drafts, temperature=temperature).choices[0].text
-        for drafts in (0, 1, 4)
-    }
-    assert len(texts) == 1
-    assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > 0
+    check_drafts(stack, model.name, 4, temperature=temperature)
 
 
 def test_a_killed_worker_changes_no_text(stack: Stack, model: Path, head: Path) -> None:
     """The head's files are gone by then: its weights outlive the rank."""
     plain = complete(stack, model.name, 0).choices[0].text
     shutil.rmtree(head)
-    assert read(complete(stack, model.name, 4, stream=True), stack.kill_rank).text == plain
-    drafted = stack.metric("vllm:spec_decode_num_draft_tokens_total")
-    assert complete(stack, model.name, 4).choices[0].text == plain
-    assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > drafted
-    assert stack.metric("surestep:drafter_broken") == 0
+    check_survival(stack, model.name, 4, plain)
 
 
 def test_a_broken_head_costs_only_the_drafts(model: Path, tmp_path: Path) -> None:
-    with serve(model, tmp_path / "logs", *SIZES, *speculation(tmp_path / "nothing")) as stack:
+    with serve(model, tmp_path / "logs", *flags(tmp_path / "nothing")) as stack:
         assert complete(stack, model.name, 4).choices[0].text
         assert stack.metric("vllm:spec_decode_num_draft_tokens_total") == 0
         logged = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))

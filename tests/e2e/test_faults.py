@@ -16,7 +16,7 @@ from support.clients.completions import client_of, read
 from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
-MAX_TOKENS = 120
+MAX_TOKENS = 400
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,14 @@ THINK, OWN = ("<think>", "</think>"), ("[THINK]", "[/THINK]")
 GLM = (*THINK, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>")
 MINIMAX = (*THINK, "<minimax:tool_call>", "</minimax:tool_call>")
 DEEPSEEK = "<｜tool▁calls▁begin｜>"
+SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI = (
+    *THINK,
+    *SECTION,
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
 # What templates of MiniMax and DeepSeek do: begin the thought, or leave it out.
 OPENED = (
     "{% for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}"
@@ -58,6 +66,7 @@ SETUPS = {
     "glm45": Setup("qwen3", "glm45", "glm45", (*GLM, "</arg_value>")),
     "glm47": Setup("qwen3", "glm47", "glm47", (*GLM, "</arg_value>")),
     "minimax": Setup("qwen3", "minimax_m2", "minimax_m2", MINIMAX, OPENED, MINIMAX[2]),
+    "kimi": Setup("deepseek_v3", "kimi_k2", "kimi_k2", KIMI, OPENED, SECTION[0]),
     "deepseek": Setup("deepseek_v3", "deepseek_v3", "", call=DEEPSEEK),
     "deepseek31": Setup("deepseek_v3", "deepseek_v31", "deepseek_v3", THINK, OPENED, DEEPSEEK),
     "deepseek32": Setup("deepseek_v3", "deepseek_v32", "deepseek_v3", THINK, OPENED, chooses=False),

@@ -17,7 +17,6 @@ from support.processes.browser import browser, complaints, needs_browser
 pytestmark = [needs_browser, pytest.mark.timeout(180), pytest.mark.rotates(3, turn=1)]
 
 MODEL = Path(__file__).parents[1] / "data" / "tiny-hybrid"
-SPECULATION = '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}'
 STORY = "Tell me a story about a bear."  # which the model has learnt
 PATIENCE_MS = 60_000  # the machine may be busy
 
@@ -25,7 +24,7 @@ PATIENCE_MS = 60_000  # the machine may be busy
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     """Steps take a while, so that things can happen during an answer."""
-    flags = ("--speculative-config", SPECULATION, "--no-adaptive-draft-length")
+    flags = ("--speculative-config", "auto", "--no-adaptive-draft-length")
     folder = tmp_path_factory.mktemp("page")
     with serve_for_faults(MODEL, folder, *flags, variables={"FAULT_PACE_S": "0.1"}) as running:
         yield running
@@ -76,6 +75,7 @@ def test_the_page_shows_what_the_server_is(page: Page, server: FaultyServer) -> 
     expect(page).to_have_title("tiny · Surestep")
     expect(page.locator("#faults")).to_contain_text("None since")
     expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#schedulers")).to_contain_text("mtp (the checkpoint has an MTP head)")
 
 
 def test_a_chat_streams_and_shows_what_was_drafted(page: Page, server: FaultyServer) -> None:

@@ -14,10 +14,10 @@ from support.processes.stack import Stack, serve
 _TRACE = Path(__file__).with_name("trace")
 _ROOT = Path(__file__).parents[2]
 _OPS = PurePath("kernels", "surestep_kernels")
-# What one streamed chat request of 24 tokens runs through. These may only come down: a function
-# that moves to a file of its own makes its reader open one more. Up to four are of what happens at
-# intervals, heartbeats for one.
-_MOST_FILES, _MOST_FOLDERS = 108, 26
+# What each of five streamed chat requests of 24 tokens runs through. These may only come down: a
+# function that moves to a file of its own makes its reader open one more. Up to three are of what
+# happens every second, where a request takes so long.
+_MOST_FILES, _MOST_FOLDERS = 104, 25
 
 
 def _product(name: str) -> PurePath | None:
@@ -41,6 +41,28 @@ def _chat(stack: Stack) -> None:
     assert answer.text.rstrip().endswith("[DONE]"), answer.text
 
 
+def _traced(stack: Stack, folder: Path, pids: list[int], turn: int) -> set[tuple[PurePath, str]]:
+    """Return files and functions of one request, and of what else happens meanwhile."""
+
+    def wait_for(suffix: str, what: str) -> list[Path]:
+        files = [folder / f"{pid}.{suffix}{turn}" for pid in pids]
+        stack.wait_until(lambda: all(file.exists() for file in files), what)
+        return files
+
+    flag = folder / f"on{turn}"
+    flag.touch()
+    wait_for("begun", "the start of tracing")
+    _chat(stack)
+    flag.unlink()
+    called = [json.loads(file.read_text()) for file in wait_for("json", "the traces")]
+    return {
+        (path, function)
+        for each in called
+        for name, function in each
+        if (path := _product(name)) is not None
+    }
+
+
 @pytest.mark.timeout(180)
 def test_the_way_of_a_request_is_short(tmp_path: Path) -> None:
     model, folder = make_tiny_checkpoint(tmp_path / "model", tokenizer=True), tmp_path / "trace"
@@ -51,22 +73,7 @@ def test_the_way_of_a_request_is_short(tmp_path: Path) -> None:
         _chat(stack)  # what is made when first wanted is made
         pids = [stack.status()["gateway"]["pid"], stack.scheduler()["pid"]]
         pids += [each["rank_pid"] for each in stack.scheduler()["supervisors"]]
-        flag = folder / "on"
-        flag.touch()
-        stack.wait_until(
-            lambda: all((folder / f"{pid}.begun").exists() for pid in pids), "the start of tracing"
-        )
-        _chat(stack)
-        flag.unlink()
-        stack.wait_until(
-            lambda: all((folder / f"{pid}.json").exists() for pid in pids), "the traces"
-        )
-    functions = {
-        (path, function)
-        for pid in pids
-        for name, function in json.loads((folder / f"{pid}.json").read_text())
-        if (path := _product(name)) is not None
-    }
+        functions = set.intersection(*(_traced(stack, folder, pids, turn) for turn in range(1, 6)))
     folders = defaultdict[str, set[str]](set)
     for path, _ in functions:
         place = path.parents[1] if path.is_relative_to(_OPS) else path.parent  # all ops are one

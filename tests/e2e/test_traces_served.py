@@ -20,7 +20,7 @@ TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 def test_one_trace_from_http_to_the_replay(tiny_model: Path, tmp_path: Path) -> None:
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 200, "stream": True}
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 480, "stream": True}
     body |= {"ignore_eos": True}
     with collecting() as collector:
         flags = ("--max-num-seqs", "4", "--kv-cache-memory", "0.05")
@@ -32,7 +32,7 @@ def test_one_trace_from_http_to_the_replay(tiny_model: Path, tmp_path: Path) -> 
             with httpx.stream("POST", url, json=body, headers=headers, timeout=90) as reply:
                 for line in reply.iter_lines():
                     num_events += line.startswith("data: {")
-                    if num_events == 5:
+                    if num_events == 2:
                         os.kill(pid, signal.SIGKILL)
                         num_events += 1
             assert line == "" or line == "data: [DONE]"
@@ -47,5 +47,5 @@ def test_one_trace_from_http_to_the_replay(tiny_model: Path, tmp_path: Path) -> 
     ]
     lost, replayed = collector.named("decode")
     assert (lost.failed, replayed.failed, replayed.links) == (True, False, [lost.span_id])
-    assert request.attributes["gen_ai.usage.output_tokens"] == 200
+    assert request.attributes["gen_ai.usage.output_tokens"] == 480
     assert json.loads(json.dumps(request.attributes))["gen_ai.request.model"] == "tiny"

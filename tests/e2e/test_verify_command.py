@@ -100,13 +100,14 @@ def served_from(folder: Path) -> list[psutil.Process]:
 @pytest.mark.rotates(4)
 def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    words = [*DRAFTS, "--json", "--report", str(path), "--temperature", "0.8", "--quick"]
-    words += ["--reference", "transformers"]
+    words = ["--speculative-config", "auto", "--no-adaptive-draft-length", "--temperature", "0.8"]
+    words += ["--json", "--report", str(path), "--quick", "--reference", "transformers"]
     status, out, _ = verify(tiny_model, tmp_path, *words, variables=PACE)
     report = json.loads(out)
     assert (status, report["verdict"]) == (0, "equal"), report["claims"]
     assert all(case["num_equal"] == case["num_answers"] for case in report["cases"])
     assert {claim["verdict"] for claim in report["claims"]} == {"equal"}
+    assert report["speculative_config"]["method"] == "ngram"  # as the server chose
     assert report["drafts"]["windows"] > 100
     assert (report["preemptions"] > 0, report["ledger"]["rows"] > 100) == (True, True)
     assert any("reference transformers" in check["name"] for check in report["checks"])

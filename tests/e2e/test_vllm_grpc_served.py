@@ -102,15 +102,16 @@ def test_constraints_are_those_of_the_gateway(routed: Stack) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_costs_no_token(routed: Stack, number: signal.Signals) -> None:
-    quiet = over_http(routed, n=2, **SAMPLED)
-    restarts = routed.status()["scheduler"]["supervisors"][0]["restarts"]
+    lasting = {"n": 2, "max_tokens": 480, **SAMPLED}  # long enough to be met before its end
+    quiet = over_http(routed, **lasting)
+    before = routed.status()["scheduler"]
+    restarts, pid = before["supervisors"][0]["restarts"], before["ranks"][0]["pid"]
 
     async def disturbed() -> WireAnswer:
         async with grpc.aio.insecure_channel(address(routed)) as channel:
-            call = WireClient(channel).call("Generate", ask("lost", n=2, **SAMPLED), 90)
-            responses = [await call.read() for _ in range(20)]
-            status = await asyncio.to_thread(routed.status)
-            os.kill(status["scheduler"]["ranks"][0]["pid"], number)
+            call = WireClient(channel).call("Generate", ask("lost", **lasting), 90)
+            responses = [await call.read() for _ in range(3)]
+            os.kill(pid, number)
             responses += [response async for response in _rest(call)]
             return WireAnswer(responses, {})
 

@@ -14,17 +14,23 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, FilePath, SecretStr
+from pydantic import BeforeValidator, Field, FilePath, SecretStr
 from pydantic_settings import EnvSettingsSource, PydanticBaseSettingsSource
 from surestep_common.config import ENV_PREFIX, Settings
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.tls import context_of_client
 from surestep_gateway.auth.api_keys import read_keys
 
+
+def _with_scheme(url: Any) -> Any:
+    return f"http://{url}" if isinstance(url, str) and "://" not in url else url
+
+
 URL = r"^(https?|unix)://"
+Url = Annotated[str, BeforeValidator(_with_scheme), Field(pattern=URL)]
 URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
 
 
@@ -34,7 +40,7 @@ class ServerUrl(Settings):
     That is what they read from variables and files too: other names there are settings of servers.
     """
 
-    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
+    url: Url = Field(default="http://127.0.0.1:8000", description=URL_IS)
     api_key: SecretStr | None = Field(
         default=None, description="key that the server asks for, if it does"
     )
@@ -74,6 +80,16 @@ def one_key(key: SecretStr | None, path: Path | None) -> SecretStr | None:
         return read_keys(path)[0].key
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
+
+
+def no_answer(url: str, error: Exception) -> Unavailable:
+    """Return what to say of a server that did not answer: one that is not there is told apart."""
+    causes: list[BaseException | None] = [error, getattr(error, "reason", None), error.__cause__]
+    if any(isinstance(cause, ConnectionRefusedError | FileNotFoundError) for cause in causes):
+        return Unavailable(
+            f"no server at {url}: start one with `surestep serve`, or name another with --url"
+        )
+    return Unavailable(f"no answer from {url}: {error}")
 
 
 class ApiResponse(NamedTuple):

@@ -51,7 +51,7 @@ async def stream(
     """POST a request and hand each event of its stream to `take`. Raise StreamEnded."""
     reader = EventReader()
     try:
-        async with await _post(session, path, body, sent_anew) as response:
+        async with await post(session, path, body, sent_anew) as response:
             if response.status != HTTPStatus.OK:
                 raise StreamEnded.refused(response.status, await response.text())
             async for line in response.content:
@@ -62,11 +62,11 @@ async def stream(
     reader.end()
 
 
-async def _post(
+async def post(
     session: aiohttp.ClientSession,
     path: str,
     body: Mapping[str, Any],
-    sent_anew: Callable[[], object],
+    sent_anew: Callable[[], object] = lambda: None,
 ) -> aiohttp.ClientResponse:
     """POST `body` as JSON, once more where a connection was closed that had been kept alive.
 

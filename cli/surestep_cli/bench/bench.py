@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
-from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.errors import SurestepError
 
-from surestep_cli.terminal.output import write_file
+from surestep_cli.api.http import no_answer
+from surestep_cli.terminal.output import report_console, write_file
 
 from .picture import in_characters, to_svg
 
@@ -22,7 +23,7 @@ def bench(options: Bench, console: Console) -> int:
     """Run the load and print the report; return 1 when a request failed. Raise Unavailable."""
     with console.status(f"{options.num_requests} requests, {options.concurrency} at a time"):
         report = asyncio.run(_measure(options))
-    output = Console(soft_wrap=True, highlight=False)
+    output = report_console(soft_wrap=True)
     if options.json_output:
         output.print(report.to_json(), markup=False)
     else:
@@ -54,17 +55,19 @@ async def _measure(options: Bench) -> LoadReport:
             seed=options.seed,
             extra=options.extra,
             api_key=options.key(),
-            num_warmup=options.num_warmup,
+            num_warmup=options.warmup,
             ready_timeout_s=options.ready_check_timeout_sec,
         )
     except aiohttp.ClientError as error:
-        raise Unavailable(f"no answer from {options.url}: {error}") from error
+        raise no_answer(options.url, error) from error
 
 
 def _table(report: LoadReport) -> Table:
+    good = report.num_requests - report.num_errors
     table = Table(title=f"{report.model}, {report.concurrency} at a time", show_header=False)
     for name, value in (
-        ("requests", f"{report.num_requests - report.num_errors} of {report.num_requests} good"),
+        ("requests", f"{good} of {report.num_requests} good, {report.requests_s:.2f} a second"),
+        ("prompts", f"{report.prompt_tok_s:.1f} tok/s"),
         ("output", f"{report.output_tok_s:.1f} tok/s"),
         ("time to first token", _span(report.ttft_ms)),
         ("between chunks", _span(report.itl_ms)),

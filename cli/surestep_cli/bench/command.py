@@ -21,7 +21,11 @@ class Bench(ServerUrl):
     )
     concurrency: int = Field(default=8, ge=1, description="requests open at once")
     num_requests: int = Field(default=32, ge=1, description="requests in all")
-    num_warmup: int = Field(default=0, ge=0, description="requests sent first and not counted")
+    num_warmup: int | None = Field(
+        default=None,
+        ge=0,
+        description="requests sent first and not counted; default: one for each open at once",
+    )
     max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
     prompt_tokens: int = Field(
         default=64, ge=1, description="length of the prompts, about, in tokens"
@@ -59,6 +63,11 @@ class Bench(ServerUrl):
     @classmethod
     def _can_be_written(cls, path: Path | None) -> Path | None:
         return None if path is None else writable(path, (".svg",))
+
+    @property
+    def warmup(self) -> int:
+        """Requests that are sent first."""
+        return self.concurrency if self.num_warmup is None else self.num_warmup
 
     def run(self, console: Console) -> int:
         """Return the exit status: 0 when no request failed."""

@@ -23,7 +23,8 @@ from rich.table import Table
 from surestep_common.errors import Unavailable
 
 from surestep_cli.api.sessions import open_session
-from surestep_cli.serve.serving import Server, serving
+from surestep_cli.serve.serving import Server, key_of, serving
+from surestep_cli.terminal.output import report_console
 from surestep_cli.terminal.pictures import bar, sparkline
 from surestep_cli.verify.prompts import built_in
 
@@ -76,7 +77,7 @@ def compare(options: Bench, console: Console) -> int:
         name = config if isinstance(config, str) else json.dumps(config)
         with console.status(f"{name}: starting, then {_ROUNDS} rounds with drafts and without"):
             results.append(asyncio.run(_measure(name, options)))
-    output = Console(soft_wrap=True, highlight=False)
+    output = report_console(soft_wrap=True)
     if options.json_output:
         output.print(json.dumps([asdict(result) for result in results]), markup=False)
     else:
@@ -105,13 +106,15 @@ async def _load(
     report = await run_load(
         server.url,
         options.model,
+        api_key=key_of(server.settings),
+        certificate=server.settings.ssl_certfile,
         concurrency=concurrency,
         num_requests=max(options.num_requests // _ROUNDS, concurrency),
         max_tokens=options.max_tokens,
         prompt_tokens=options.prompt_tokens,
         asks=asks,
         extra={"ignore_eos": None, **options.extra, **extra},
-        num_warmup=options.num_warmup,
+        num_warmup=options.warmup,
     )
     if report.num_errors:
         raise Unavailable(f"{report.num_errors} requests failed: {report.error_sample}")
@@ -139,7 +142,12 @@ async def _counts(server: Server) -> Counter[int]:
     """Return the windows with drafts at 0, and at n those whose n-th draft was accepted."""
     timeout = aiohttp.ClientTimeout(total=60)
     async with (
-        open_session(server.url, timeout=timeout) as session,
+        open_session(
+            server.url,
+            api_key=key_of(server.settings),
+            timeout=timeout,
+            certificate=server.settings.ssl_certfile,
+        ) as session,
         session.get("metrics", raise_for_status=True) as response,
     ):
         text = await response.text()

@@ -72,6 +72,8 @@ class LoadReport:
     num_requests: int
     prompt_tokens: float  # mean of the servers' usage blocks; 0 when it sends none
     wall_s: float
+    requests_s: float
+    prompt_tok_s: float
     output_tokens: int
     output_tok_s: float
     ttft_ms: Percentiles  # request sent -> first chunk that carries output
@@ -107,6 +109,7 @@ async def run_load(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
     api_key: SecretStr | None = None,
+    certificate: Path | None = None,
     num_warmup: int = 0,
     timeout_s: float = 600.0,
     ready_timeout_s: float = 0.0,
@@ -114,15 +117,16 @@ async def run_load(
     """Send `num_requests` requests to the server at `url` and report.
 
     `model` None asks the server for its first model. `asks` take turns in place of prompts that are
-    made up. `extra` goes into every request body; None
-    in it leaves a field out, and without `ignore_eos` an answer may end early.
+    made up. `extra` goes into every request body; None in it leaves a field out, and without
+    `ignore_eos` an answer may end early. `certificate` as for `call`.
     `num_warmup` requests with prompts of their own run first and are not counted. `timeout_s`
     bounds each request. Failed requests are counted, not raised; only when `model` is None, or
     `ready_timeout_s` says how long to wait for the server, are there aiohttp.ClientError from one
     that does not answer, InvalidRequest without a model, Unavailable when it stays unready.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with open_session(url, api_key=api_key, timeout=timeout) as session:
+    opened = open_session(url, api_key=api_key, timeout=timeout, certificate=certificate)
+    async with opened as session:
         served = await served_model(session, model, ready_timeout_s)
         fields = {
             "model": served,
@@ -191,6 +195,7 @@ def _report(
     bad = [t for t in traces if t.error is not None]
     streamed = [t for t in good if t.arrivals]
     output_tokens = sum(t.num_tokens for t in good)
+    prompt_tokens = sum(t.usage.get("prompt_tokens", 0) for t in good)
     digest = hashlib.sha256("\0".join("".join(t.texts) for t in traces).encode())
     ttft = [t.arrivals[0] - t.sent for t in streamed]
     itl = [gap for t in streamed for gap in _gaps(t.arrivals)]
@@ -198,8 +203,10 @@ def _report(
         model=model,
         concurrency=concurrency,
         num_requests=len(traces),
-        prompt_tokens=sum(t.usage.get("prompt_tokens", 0) for t in good) / max(1, len(good)),
+        prompt_tokens=prompt_tokens / max(1, len(good)),
         wall_s=wall_s,
+        requests_s=len(good) / wall_s,
+        prompt_tok_s=prompt_tokens / wall_s,
         output_tokens=output_tokens,
         output_tok_s=output_tokens / wall_s,
         ttft_ms=Percentiles.of(ttft),

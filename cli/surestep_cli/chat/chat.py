@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import sys
 from collections.abc import Sequence
@@ -143,6 +144,8 @@ def _set(fields: dict[str, Any], rest: str) -> None:
     name, _, value = rest.partition(" ")
     if not name:
         raise InvalidRequest("/set NAME VALUE")
+    if name not in fields and (meant := _mistyped(name)) is not None:
+        raise InvalidRequest(f"no field {name}: did you mean {meant}?")
     if not value:
         fields.pop(name, None)
         return
@@ -150,6 +153,14 @@ def _set(fields: dict[str, Any], rest: str) -> None:
         fields[name] = json.loads(value)
     except ValueError:
         fields[name] = value
+
+
+def _mistyped(name: str) -> str | None:
+    """Return the field that was meant; None for one that exists or is like none of ours."""
+    from surestep_gateway.request.protocol import ChatBody
+
+    near = difflib.get_close_matches(name, ChatBody.model_fields, n=1)
+    return None if not near or name in ChatBody.model_fields else near[0]
 
 
 def _save(chat: Conversation, name: str) -> None:

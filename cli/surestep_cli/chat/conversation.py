@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pydantic import SecretStr
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import api_root, call, model_card, posted
+from surestep_cli.api.http import api_root, call, model_card, no_answer, posted
 from surestep_cli.api.stream import StreamEnded, events
 
 _MODELS_TIMEOUT_S = 10.0
@@ -76,7 +76,7 @@ class Conversation:
                     for chunk in events(stream):
                         _take(heard, chunk, piece)
         except OSError as error:
-            raise Unavailable(f"no answer from {self.url}: {error}") from error
+            raise no_answer(self.url, error) from error
         self.messages.append({"role": "assistant", "content": heard.content})
         return heard
 
@@ -86,7 +86,7 @@ def first_model(url: str, api_key: SecretStr | None) -> str:
     try:
         answer = call(f"{api_root(url)}/v1/models", api_key=api_key, timeout_s=_MODELS_TIMEOUT_S)
     except OSError as error:
-        raise Unavailable(f"no answer from {url}: {error}") from error
+        raise no_answer(url, error) from error
     if answer.status != 200:
         message = (answer.body or {}).get("error", {}).get("message", f"HTTP {answer.status}")
         raise Unavailable(f"{url} names no model: {message}")

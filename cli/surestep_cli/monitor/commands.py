@@ -8,6 +8,7 @@ from rich.console import Console
 from surestep_common.errors import SurestepError
 
 from surestep_cli.api.http import ServerUrl
+from surestep_cli.terminal.output import report_console
 
 
 class Status(ServerUrl):
@@ -21,7 +22,7 @@ class Status(ServerUrl):
         """Return the exit status: 0 when everything serves, 1 when not."""
         from .status import show
 
-        return show(self.url, self.key(), as_json=self.json_output, console=Console())
+        return show(self.url, self.key(), as_json=self.json_output, console=report_console())
 
 
 class Top(ServerUrl):
@@ -35,12 +36,12 @@ class Top(ServerUrl):
             from .top import top
         except ImportError as error:
             raise SurestepError(
-                f"`surestep top` needs {error.name}: pip install 'surestep[serve]'"
+                f"`surestep top` needs {error.name}: pip install surestep"
             ) from error
         return top(
             self.url,
             self.key(),
             interval_s=self.interval_s,
             updates=self.updates,
-            console=Console(highlight=False),
+            console=report_console(),
         )

@@ -44,6 +44,17 @@ class Moment:
         )
 
     @property
+    def speculates(self) -> bool:
+        """Return whether any rank may draft, as far as ranks answer."""
+        ranks = [
+            rank
+            for scheduler in self.status["schedulers"]
+            if scheduler["status"] is not None
+            for rank in scheduler["status"]["ranks"]
+        ]
+        return not ranks or any(rank["max_draft_tokens"] for rank in ranks)
+
+    @property
     def state(self) -> str:
         """State of the gateway."""
         return str(self.status["gateway"]["state"])

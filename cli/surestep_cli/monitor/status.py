@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import api_root, call
+from surestep_cli.api.http import api_root, call, no_answer
 
 _NONE = "-"
 _TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ def show(url: str, api_key: SecretStr | None, *, as_json: bool, console: Console
     try:
         answer = call(f"{api_root(url)}/status", api_key=api_key, timeout_s=_TIMEOUT_S)
     except OSError as error:
-        raise Unavailable(f"no answer from {url}: {error}") from error
+        raise no_answer(url, error) from error
     if answer.status != 200 or answer.body is None:
         raise Unavailable(f"{url}/status answered with HTTP {answer.status}")
     if as_json:

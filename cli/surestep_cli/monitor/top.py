@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import api_root, call, read_text
+from surestep_cli.api.http import api_root, call, no_answer, read_text
 from surestep_cli.api.metrics import Metrics
 from surestep_cli.terminal.pictures import bar, sparkline
 
@@ -61,7 +61,7 @@ def look_at(url: str, api_key: SecretStr | None) -> Moment:
             raise Unavailable(f"{root}/status answered with HTTP {answer.status}")
         text = read_text(f"{root}/metrics", api_key=api_key, timeout_s=_TIMEOUT_S)
     except OSError as error:
-        raise Unavailable(f"no answer from {url}: {error}") from error
+        raise no_answer(url, error) from error
     return Moment.of(time.monotonic(), answer.body, Metrics(text))
 
 
@@ -85,11 +85,12 @@ def lines(
 def line(moment: Moment, rates: Rates) -> str:
     """Return the main figures in one line."""
     ready, ranks = moment.ranks()
+    accepted = f" accepted {_accepted(rates)}" if moment.speculates else ""
     return (
         f"{moment.state} ranks {ready}/{ranks} running {moment.running:.0f} waiting"
         f" {moment.waiting:.0f} output {rates.output_tok_s:.1f} tok/s prompts"
         f" {rates.prompt_tok_s:.1f} tok/s steps {rates.steps_s:.1f}/s KV"
-        f" {100 * moment.kv_usage:.0f}% accepted {_accepted(rates)} restarts {moment.restarts:.0f}"
+        f" {100 * moment.kv_usage:.0f}%{accepted} restarts {moment.restarts:.0f}"
     )
 
 
@@ -151,7 +152,8 @@ class Screen:
         grid.add_row("prompts", prompts, steps)
         grid.add_row("requests", f"{moment.running:.0f} running", f"{moment.waiting:.0f} waiting")
         grid.add_row("KV cache", f"{100 * moment.kv_usage:.0f} %", self._bar(moment.kv_usage))
-        grid.add_row("drafts", _accepted(rates), self._positions(moment, rates))
+        if moment.speculates:
+            grid.add_row("drafts", _accepted(rates), self._positions(moment, rates))
         grid.add_row("lost epochs", f"{moment.restarts:.0f}")
         return grid
 

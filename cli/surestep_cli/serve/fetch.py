@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.gguf import weights_of
+from surestep_common.model_files import object_or_empty
+from surestep_worker.config import why_no_cuda
 from surestep_worker.configs.wanted_quantization import check_held, rounding_wanted
 from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.registry import HEADS_APART
 from surestep_worker.heads import head_folder
 
 from surestep_cli.settings.serve_settings import ServeSettings
@@ -23,6 +26,9 @@ from .model_source import (
     resolve_tokenizer,
 )
 from .speculators import verifier_of
+
+_HEADS = "num_attention_heads"
+_MOST_RANKS = 64
 
 
 class Fetched(NamedTuple):
@@ -37,13 +43,32 @@ def fetch(settings: ServeSettings, console: Console) -> Fetched:
     """Fetch model, tokenizer and draft model. Raise SurestepError."""
     source = _source(settings)
     model = resolve(settings.model, console, source)
-    if model.name != settings.model:
+    if not model.of_hub:
         _tell_idle("--revision", settings.revision, model.path, console)
     if settings.model is not None and (verifier := verifier_of(model.path)) is not None:
         settings, model = _with_verifier(settings, model, verifier, console)
     rounding_wanted(settings.quantization, held_quantization(model.path), settings.device)
+    _check_ranks(settings, model.path)
     tokenizer = _tokenizer(settings, model, console)
     return Fetched(with_drafter(settings, console), model, tokenizer)
+
+
+def _check_ranks(settings: ServeSettings, folder: Path) -> None:
+    """Raise InvalidRequest for more ranks than share the model's heads, and for a device that is
+    not there. The ranks check everything else, which takes torch."""
+    if settings.device == "cuda" and (why := why_no_cuda()) is not None:
+        raise InvalidRequest(f"--device cuda: {why}", param="device")
+    config = object_or_empty(folder / "config.json")
+    inner = config.get("text_config")
+    given = (settings.hf_overrides, inner if isinstance(inner, dict) else None, config)
+    heads = next((one[_HEADS] for one in given if one is not None and _HEADS in one), None)
+    ranks = settings.tensor_parallel_size
+    if isinstance(heads, int) and heads > 0 and heads % ranks:
+        fit = ", ".join(str(n) for n in range(1, _MOST_RANKS + 1) if heads % n == 0)
+        raise InvalidRequest(
+            f"--tensor-parallel-size {ranks} does not divide the model's {heads} heads: {fit} do",
+            param="tensor_parallel_size",
+        )
 
 
 def _with_verifier(
@@ -72,8 +97,8 @@ def _tokenizer(settings: ServeSettings, model: ModelFolder, console: Console) ->
     """Return the folder of the tokenizer if that is another than the model's."""
     name = settings.tokenizer
     if name is None and settings.tokenizer_revision is not None:
-        if model.name == settings.model and weights_of(model.path) is None:  # of the hub, no GGUF
-            name = settings.model
+        if model.of_hub and weights_of(model.path) is None:  # no GGUF file
+            name = model.name
         else:
             _tell_idle("--tokenizer-revision", settings.tokenizer_revision, model.path, console)
     if name is None:
@@ -99,11 +124,15 @@ def with_drafter(settings: ServeSettings, console: Console) -> ServeSettings:
     revision, quantization = config.pop("revision", None), config.pop("quantization", None)
     name = config.get("model")
     elsewhere = isinstance(name, str) and head_folder(name) == Path(name)
-    if elsewhere and config.get("method", "eagle3") == "eagle3":
+    if elsewhere and config.get("method") in {None, *HEADS_APART}:
         source = _source(settings)._replace(revision=revision)
         try:
             config["model"] = str(resolve(name, console, source).path)
         except SurestepError as error:
+            if "method" not in config:
+                raise Unavailable(
+                    f"--speculative-config has no method, and its model says none: {error}"
+                ) from error
             console.print(f"Warning: draft model: {error}", markup=False, soft_wrap=True)
         else:
             if quantization is not None:

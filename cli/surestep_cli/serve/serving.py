@@ -11,11 +11,12 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import NamedTuple
 
+from pydantic import SecretStr
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.process import python_module
 
-from surestep_cli.api.http import call
+from surestep_cli.api.http import call, one_key
 from surestep_cli.settings.serve_settings import ServeSettings
 
 from .ports import free_addresses
@@ -32,6 +33,11 @@ class Server(NamedTuple):
     url: str
     process: Popen[bytes]
     settings: ServeSettings
+
+
+def key_of(settings: ServeSettings) -> SecretStr | None:
+    """Return the first of the server's keys, or the key for a running server."""
+    return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.model_files import read_object
+from surestep_common.model_files import object_or_empty, verifier_named_in
 
 _WITHOUT = '`surestep serve MODEL --speculative-config \'{{"model": "{}"}}\'`'
 
@@ -18,17 +18,11 @@ def verifier_of(folder: Path) -> str | None:
     A name relative to the folder counts before all others. Raises InvalidRequest for a draft model
     that names none.
     """
-    try:
-        config = read_object(folder / "config.json")
-    except InvalidRequest:  # the worker reports the problem
-        return None
-    about = config.get("speculators_config")
-    if not isinstance(about, dict):
+    config = object_or_empty(folder / "config.json")
+    if not isinstance(config.get("speculators_config"), dict):
         _refuse_other_forms(folder, config)
         return None
-    verifier = about.get("verifier")
-    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    if not isinstance(name, str) or not name:
+    if (name := verifier_named_in(config)) is None:
         raise InvalidRequest(
             f"{folder} is a draft model, and its config.json names no "
             f"speculators_config.verifier.name_or_path: {_WITHOUT.format(folder)}",

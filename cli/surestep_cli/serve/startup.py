@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from surestep_cli.terminal.output import unbreakable
 
 _POLL_S = 0.1
 _STATUS_TIMEOUT_S = 1.0
+_COMMAND = "surestep"
 _EMBEDDER = "modules.json"  # in a model's folder: it was made for sentence-transformers
 _LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
 _WARNING = re.compile(rb' WARNING |"level": "WARNING"')
@@ -78,7 +80,7 @@ class Startup:
     async def wait(self, stop: asyncio.Event) -> bool:
         """Wait until the gateway is ready. Return False when `stop` is set first.
 
-        Raise Unavailable, and InvalidRequest for a model of the wrong kind.
+        Raise Unavailable, and InvalidRequest for settings or a model that have to change.
         """
         bar = Progress(
             SpinnerColumn(),
@@ -131,10 +133,13 @@ class Startup:
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         drafts = (f"Drafts: {self._drafts}",) if self._drafts else ()
         page = (f"Look: {self._url}/ui",) if self._has_page and socket is None else ()
+        key = ' --api-key "$API_KEY"' if needs_key else ""
+        chat = () if self._embeds else (f"Chat: {_this_command()} chat --url {self._url}{key}",)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
             *drafts,
             f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
+            *chat,
             *page,
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
@@ -172,7 +177,8 @@ class Startup:
         self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
 
     async def _check_workers(self, stubs: Sequence[Any]) -> None:
-        """Raise Unavailable when a rank cannot start, with its reason."""
+        """Raise InvalidRequest when something has to change before a rank can start, Unavailable
+        when it failed too often."""
         for worker, stub in zip(self._workers, stubs, strict=True):
             try:
                 status = await stub.Status(pb.SupervisorStatusRequest(), timeout=_STATUS_TIMEOUT_S)
@@ -180,8 +186,9 @@ class Startup:
                 continue  # the supervisor starts
             hopeless = status.failure_is_permanent or status.restarts >= _MAX_DEATHS
             if status.failure and hopeless:
+                error = InvalidRequest if status.failure_is_permanent else Unavailable
                 where = f"rank {status.rank} cannot start"
-                raise Unavailable(f"{where}: {status.failure}\nFull log: {worker.log}")
+                raise error(f"{where}: {status.failure}\nFull log: {worker.log}")
 
     def _loaded(self) -> float | None:
         """Return the share of the weights that the slowest rank has loaded, if known."""
@@ -200,6 +207,14 @@ class Startup:
             with contextlib.suppress(OSError), log.open("rb") as file:
                 file.seek(skip)
                 yield file.read()
+
+
+def _this_command() -> str:
+    """Return how `surestep` is called here: with its path where no shell would find it."""
+    script = Path(sys.executable).with_name(_COMMAND)
+    if shutil.which(_COMMAND) is not None:
+        return _COMMAND
+    return shlex.quote(str(script)) if script.exists() else f"{sys.executable} -m surestep_cli"
 
 
 def _size(path: Path) -> int:

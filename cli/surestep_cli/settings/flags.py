@@ -35,6 +35,13 @@ from .vllm_flags import FlagSupport, VllmFlag, VllmFlags, vllm_flags
 _GIB = 1 << 30
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _ATTACHED = re.compile(r"-([A-Za-z])=?(.+)")  # -O3
+_FOREIGN = {  # flags of llama.cpp, and what to give here
+    **dict.fromkeys(("-m", "-hf", "--hf-repo"), "the model stands without a flag"),
+    "-c": "give --max-model-len, the context of one request",
+    "-np": "give --max-num-seqs",
+    "-t": "give --cpu-threads",
+    "-ngl": "give --device cuda, for the whole model",
+}
 _OPPOSITES = (("no-", ""), ("enable-", "disable-"), ("disable-", "enable-"))
 
 
@@ -56,12 +63,12 @@ class FlagReader:
         self.values: dict[str, Any] = {}  # of settings, by their names
         self.without_effect: dict[str, str] = {}  # flags that are accepted, and why they do nothing
         self.swallowed: str | None = None  # a flag that took more than one value
-        self._problems: list[str] = []
+        self.problems: list[str] = []
 
     def check(self) -> None:
         """Raise SettingsError with a line for each flag that cannot be served."""
-        if self._problems:
-            raise SettingsError("\n".join(self._problems))
+        if self.problems:
+            raise SettingsError("\n".join(self.problems))
 
     def read_arguments(self, arguments: Sequence[str]) -> None:
         """Read the command line after `serve`."""
@@ -108,7 +115,7 @@ class FlagReader:
         kind = FlagKind.ONE if dot else self._kind(name.name)
         values = given if given is not None else _following(kind, words)
         if not values and kind not in (FlagKind.SWITCH, FlagKind.OPTIONAL):
-            self._problems.append(f"{flag} needs a value")
+            self.problems.append(f"{flag} needs a value")
         elif dot:
             self._ask(name, nested(keys, values[0]))
         elif kind is FlagKind.MANY:
@@ -143,7 +150,7 @@ class FlagReader:
     def _model(self, word: str) -> None:
         known = self.values.get("model", word)
         if known != word:
-            self._problems.append(f"one model at a time: {known} or {word}")
+            self.problems.append(f"one model at a time: {known} or {word}")
         self.values["model"] = word
 
     def _ask(self, name: _Name, value: Any) -> None:
@@ -161,7 +168,7 @@ class FlagReader:
             if flag is not None and flag.kind == "BYTES":
                 value = human_int(str(value)) / _GIB
         except ValueError as error:
-            self._problems.append(f"--{name.name}: {error}")
+            self.problems.append(f"--{name.name}: {error}")
             return
         shown = f"--{name.name}" if name.on else f"--no-{name.name}"
         self._decide(shown, name.name if flag is None else flag, value)
@@ -189,7 +196,7 @@ class FlagReader:
             self._set(flag.target, value)
         else:
             yet = " yet" if flag.verdict is FlagSupport.NOT_YET else ""
-            self._problems.append(f"{shown} is not supported{yet}: {flag.why}")
+            self.problems.append(f"{shown} is not supported{yet}: {flag.why}")
 
     def _set(self, target: str, value: Any) -> None:
         setting, _, key = target.partition(".")
@@ -204,11 +211,14 @@ class FlagReader:
         self.values[setting] = value
 
     def _unknown(self, what: str, name: str) -> None:
+        if name in _FOREIGN:
+            self.problems.append(f"unknown {what} '{name}': {_FOREIGN[name]}")
+            return
         bare = name.removeprefix("--").removeprefix("-").removeprefix("no-").replace("_", "-")
-        near = _nearest(bare, self._names)
+        near = nearest(bare, self._names)
         dashes = "--" if what == "flag" else ""
         hint = f": did you mean {dashes}{near}?" if near else ""
-        self._problems.append(f"unknown {what} '{name}'{hint}")
+        self.problems.append(f"unknown {what} '{name}'{hint}")
 
 
 def _is_flag(word: str) -> bool:
@@ -225,6 +235,7 @@ def _following(kind: FlagKind | None, words: deque[str]) -> list[str]:
     return values
 
 
-def _nearest(name: str, names: Collection[str]) -> str | None:
+def nearest(name: str, names: Collection[str]) -> str | None:
+    """Return the name that was probably meant; None if there is nothing like it."""
     near = difflib.get_close_matches(name, names, n=1)
     return near[0] if near else min((n for n in names if n.startswith(name)), key=len, default=None)

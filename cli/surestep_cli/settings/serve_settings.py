@@ -15,12 +15,14 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
-from surestep_common.config import ENV_PREFIX, or_exit, variables
+from surestep_common.config import ENV_PREFIX, Refusal, or_exit, unread_variables, variables
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 
-from .flags import FlagReader
+from surestep_cli.api.http import ServerUrl
+
+from .flags import FlagReader, nearest
 from .vllm_flags import vllm_flags
 
 _TOKEN = f"{ENV_PREFIX}HF_TOKEN"
@@ -116,9 +118,10 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
         asked = FlagReader(cls.model_fields)
         asked.read_keys(content)
-        asked.check()
         _in_vain.get({}).update(asked.without_effect)
-        return asked.values
+        # No setting has a number as its name, so each of these is reported, beside wrong values.
+        refused = {str(n): Refusal(problem) for n, problem in enumerate(asked.problems)}
+        return asked.values | refused
 
     @classmethod
     def sources(
@@ -131,6 +134,18 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     def without_effect(self) -> Mapping[str, str]:
         """Flags, keys and variables that were accepted without effect, and the reasons."""
         return self._without_effect
+
+    @classmethod
+    def mistyped_variables(cls) -> list[str]:
+        """Return the variables with our prefix that nothing reads, each with what may be meant."""
+        names = [name.upper() for name in cls.model_fields]
+        near = (
+            (name, nearest(name.upper().removeprefix(ENV_PREFIX), names))
+            for name in unread_variables(cls, ServerUrl)
+        )
+        return [
+            f"{name} (did you mean {ENV_PREFIX}{known}?)" if known else name for name, known in near
+        ]
 
     def environ(self) -> dict[str, str]:
         """Return the variables for the services, which download nothing from the hub."""

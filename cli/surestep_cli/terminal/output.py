@@ -1,4 +1,4 @@
-"""Output: standard output that may be closed, and files that are written at the end."""
+"""Output: standard output that may be a pipe or closed, and files that are written at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from rich.console import Console
 from surestep_common.errors import Unavailable
+
+_LONGEST_LINE = 10_000  # characters
 
 
 def writable(path: Path, endings: Sequence[str]) -> Path:
@@ -30,6 +33,15 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error.strerror}") from error
+
+
+def report_console(*, soft_wrap: bool = False) -> Console:
+    """Return a console on standard output that cuts no line of a pipe or a file; with `soft_wrap`
+    it breaks none in a terminal either."""
+    out = Console(highlight=False, soft_wrap=soft_wrap)
+    if not out.is_terminal:
+        out.width = _LONGEST_LINE
+    return out
 
 
 def unbreakable(stream: TextIO | None) -> io.TextIOWrapper:

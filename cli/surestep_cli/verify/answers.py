@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import message_in
+from surestep_cli.api.http import message_in, no_answer
 from surestep_cli.api.sessions import stream
 from surestep_cli.api.stream import StreamEnded
 
@@ -112,7 +112,7 @@ async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str
                 raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
             return json.loads(text)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise Unavailable(f"no answer to /{path}: {error or 'too late'}") from error
+        raise _unanswered(path, error) from error
 
 
 async def get(session: aiohttp.ClientSession, path: str) -> Any:
@@ -134,7 +134,13 @@ async def get_text(session: aiohttp.ClientSession, path: str) -> str:
                 raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
             return text
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise Unavailable(f"no answer to /{path}: {error or 'too late'}") from error
+        raise _unanswered(path, error) from error
+
+
+def _unanswered(path: str, error: Exception) -> Unavailable:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return no_answer(f"{error.host}:{error.port}", error)
+    return Unavailable(f"no answer to /{path}: {error or 'too late'}")
 
 
 def _alternatives(logprobs: Any) -> list[list[tuple[str, float]]]:

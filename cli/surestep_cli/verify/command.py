@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from surestep_common.config import secret_fields
 from surestep_common.errors import SurestepError
-from surestep_common.release import package_version
+from surestep_common.releases import package_version
 
 from surestep_cli.api.http import api_root
 from surestep_cli.api.sessions import open_session
-from surestep_cli.serve.serving import serving
+from surestep_cli.serve.serving import key_of, serving
 from surestep_cli.settings.sections import SECTIONS
 from surestep_cli.settings.serve_settings import ServeSettings
-from surestep_cli.terminal.output import write_file
+from surestep_cli.terminal.output import report_console, write_file
 
 from .cases import Sampling
 from .faults import LocalServer
@@ -31,7 +31,7 @@ from .options import VerifyArguments
 from .prompts import built_in, parameters, prepared, read_prompts
 from .report import Question, Verdict, VerifyReport
 from .run import Findings, Plan, Tell, Verification
-from .server import About, ServerUnderTest, about, key_of, shortened
+from .server import About, ServerUnderTest, about, shortened
 from .show import show, to_html
 
 _MOST_AT_ONCE = 32
@@ -60,7 +60,7 @@ def verify(asking: VerifyArguments, console: Console) -> int:
     if options.json_output:
         sys.stdout.write(report.to_json() + "\n")
     else:
-        show(report, Console(highlight=False))
+        show(report, report_console())
     if options.report is not None:
         as_json = options.report.suffix.lower() == ".json"
         write_file(options.report, report.to_json() if as_json else to_html(report))
@@ -83,7 +83,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
     options = asking.options
     given = options.prompts
     prompts = [*built_in(), *parameters()] if given is None else read_prompts(given)
-    speculative_config = _speculative_config(asking)
+    asked = _speculative_config(asking)
     began, moment = time.monotonic(), datetime.now(UTC)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=options.patience_s)
     limit = shortened(asking, console)
@@ -95,10 +95,11 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
             )
         )
         known = await about(session, asking.serve.model if options.url is not None else None)
+        in_use = known.speculative_config
         local = LocalServer(session, server.pid) if server.pid is not None else None
         plan = Plan(
             temperature=options.temperature or known.temperature or 1.0,
-            speculation=_speculates(speculative_config),
+            speculation=_speculates(asked),
             at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
             most_open=max(1, asking.serve.max_concurrent_requests - len(prompts)),
             faults=options.faults if local is not None else (),
@@ -119,7 +120,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
         url=api_root(options.url) if options.url is not None else None,
         is_surestep=known.is_surestep,
         flags=_flags(asking.serve) if options.url is None else {},
-        speculative_config=speculative_config,
+        speculative_config=asked if in_use is None else in_use,
         speculates=plan.speculation,
         temperature=plan.temperature,
         questions=[

@@ -15,7 +15,7 @@ from rich.console import Console
 from surestep_common.config import Names, Settings, load, or_exit
 from surestep_common.errors import SurestepError
 
-from surestep_cli.api.http import URL
+from surestep_cli.api.http import URL, Url
 from surestep_cli.settings.flags import FlagReader
 from surestep_cli.settings.help import declared, entry
 from surestep_cli.settings.serve_settings import ServeSettings
@@ -53,10 +53,8 @@ class VerifyOptions(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name=_PROGRAM)
 
-    url: str | None = Field(
-        default=None,
-        pattern=URL,
-        description="verify this running server instead, without faults",
+    url: Url | None = Field(
+        default=None, description="verify this running server instead, without faults"
     )
     prompts: FilePath | None = Field(
         default=None,
@@ -141,9 +139,7 @@ class VerifyArguments(NamedTuple):
         try:
             from .command import verify
         except ImportError as error:
-            raise SurestepError(
-                f"`verify` needs {error.name}: pip install 'surestep[serve]'"
-            ) from error
+            raise SurestepError(f"`verify` needs {error.name}: pip install surestep") from error
         return verify(self, console)
 
     @property

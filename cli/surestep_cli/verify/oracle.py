@@ -25,7 +25,7 @@ _MEAN_REGRET = 0.05
 _MOST_DRIFT = 0.5  # nats between the log-probability of a token when generated and when read
 _MOST_READ = 8  # answers that are fed back
 _EXTRA = 1e-3  # that probabilities may have above 1
-_NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
+NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
 _ALTERNATIVES = 2
 
 
@@ -82,7 +82,7 @@ def _judged(best: Sequence[tuple[str, float]], *, greedy: bool) -> tuple[float |
             "among sampled tokens the noise of the seed decides: equal seeds and positions must "
             "draw equal noise, and a token less likely than another may be right"
         )
-    if gap < _NEAR_TIE:
+    if gap < NEAR_TIE:
         return gap, (
             "a near tie, which the last bits of the logits decide: the arithmetic of a row depends "
             "on what runs beside it"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic import SecretStr
@@ -12,10 +13,9 @@ from surestep_common.errors import SurestepError
 from surestep_common.gguf import is_gguf, model_folder
 from surestep_common.model_files import read_object
 
-from surestep_cli.api.http import model_card, one_key
+from surestep_cli.api.http import model_card
 from surestep_cli.api.metrics import Metrics
 from surestep_cli.serve.fetch import fetch
-from surestep_cli.settings.serve_settings import ServeSettings
 
 from .answers import get, get_text
 from .options import VerifyArguments
@@ -40,11 +40,7 @@ class About(NamedTuple):
     max_model_len: int | None
     is_surestep: bool
     num_slots: int = 0  # requests that run at once; 0 = unknown
-
-
-def key_of(settings: ServeSettings) -> SecretStr | None:
-    """Return the first of the server's keys, or the key for a running server."""
-    return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
+    speculative_config: dict[str, Any] | None = None  # in use; None = unknown
 
 
 def shortened(asking: VerifyArguments, console: Console) -> int | None:
@@ -73,4 +69,15 @@ async def about(session: aiohttp.ClientSession, name: str | None) -> About:
         metrics = Metrics("")
     ours, slots = "surestep:steps_total" in metrics, int(metrics.total("surestep:slots"))
     longest = card.get("max_model_len")
-    return About(card["id"], defaults.get("temperature") or None, longest, ours, slots)
+    config = await _config_in_use(session) if ours else None
+    return About(card["id"], defaults.get("temperature") or None, longest, ours, slots, config)
+
+
+async def _config_in_use(session: aiohttp.ClientSession) -> dict[str, Any] | None:
+    """Return the configuration that a server of ours uses; None where it tells operators only."""
+    try:
+        schedulers = (await get(session, "overview"))["schedulers"]
+    except SurestepError:
+        return None
+    models = [scheduler["model"] for scheduler in schedulers if scheduler["model"] is not None]
+    return json.loads(models[0]["speculative_config"] or "{}") if models else None

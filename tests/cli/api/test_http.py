@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trustme
+from support.processes.ports import free_port
 from surestep_cli.api.http import call
+from surestep_cli.main import run
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
 
@@ -43,3 +46,31 @@ async def test_a_stranger_with_a_certificate_is_an_os_error() -> None:
     async with server(HEAD + b"{}", context) as address:
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
             await asyncio.to_thread(call, f"https://{address}/health")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["top", "--updates", "1"],
+        ["chat", "hello"],
+        ["bench", "--num-requests", "1"],
+        ["restart-workers", "--admin-api-key", "k"],
+    ],
+    ids=lambda words: str(words[0]),
+)
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:{}", "127.0.0.1:{}", "unix://%2Fnowhere%2F{}"]
+)
+def test_no_server_is_told_with_what_to_do(
+    words: list[str],
+    address: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    url = address.format(free_port())
+    assert run([*words, "--url", url]) == 1
+    url = url if "://" in url else f"http://{url}"
+    told = "start one with `surestep serve`, or name another with --url\n"
+    assert capsys.readouterr().err == f"surestep: no server at {url}: {told}"

@@ -19,7 +19,8 @@ def test_a_drafter_is_measured_beside_none(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     chat = {"messages": [{"role": "user", "content": "2 + 2"}]}
     prompts.write_text("\n".join(map(json.dumps, ({"prompt": "The statement is"}, chat))))
-    words = ["bench", "--drafters", "auto,none", "--serve", f"{MODEL} --max-num-seqs 4", "--json"]
+    words = ["bench", "--drafters", "auto,none", "--json"]
+    words += ["--serve", f"{MODEL} --max-num-seqs 4 --api-key secret"]
     words += ["--prompts", str(prompts), "--num-requests", "8", "--concurrency", "2"]
     command = [sys.executable, "-m", "surestep_cli", *words, "--max-tokens", "24"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

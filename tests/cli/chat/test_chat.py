@@ -19,8 +19,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rich.console import Console
 from support.processes.stack import environment
+from surestep_cli.chat.chat import obey
+from surestep_cli.chat.conversation import Conversation
 from surestep_cli.main import run
+from surestep_common.errors import InvalidRequest
 
 pytestmark = pytest.mark.timeout(60)
 SLOW = "take your time"  # a question whose answer does not end
@@ -106,22 +110,23 @@ async def test_one_prompt_in_and_the_answer_out(
 
 
 @pytest.mark.parametrize(
-    ("piped", "said"),
+    ("piped", "status", "said"),
     [
-        ("", "no prompt"),
-        ("refuse", "HTTP 400: I will not"),
-        ("break", "the stream ended without [DONE]"),
+        ("", 2, "no prompt"),
+        ("refuse", 1, "HTTP 400: I will not"),
+        ("break", 1, "the stream ended without [DONE]"),
     ],
 )
 async def test_what_goes_wrong_is_told(
     talker: Talker,
     piped: str,
+    status: int,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
-    assert await chat(talker) == 1
+    assert await chat(talker) == status
     assert said in capsys.readouterr().err
 
 
@@ -224,3 +229,19 @@ async def test_a_conversation(talker: Talker, tmp_path: Path) -> None:
     assert [m["role"] for m in messages[:3]] == ["system", "user", "assistant"]
     assert messages[-1]["content"].startswith("[8] after")
     assert not any("refuse" in m["content"] for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "fields"),
+    [
+        ("/set temprature 0.2", "no field temprature: did you mean temperature?", {}),
+        ("/set temperature 0.2", None, {"temperature": 0.2}),
+        ("/set xyzzy 1", None, {"xyzzy": 1}),  # another server may have it
+    ],
+)
+def test_a_mistyped_field_is_told(line: str, told: str | None, fields: dict[str, Any]) -> None:
+    chat = Conversation("u", None, {}, 1.0)
+    raised = contextlib.nullcontext() if told is None else pytest.raises(InvalidRequest, match=told)
+    with raised:
+        obey(chat, line, Console(quiet=True))
+    assert chat.fields == fields

@@ -95,6 +95,15 @@ def test_a_line_has_everything() -> None:
     )
 
 
+@pytest.mark.parametrize(("most", "told"), [(0, False), (4, True)])
+def test_drafts_are_shown_where_there_may_be_some(most: int, told: bool) -> None:
+    scheduler = _SCHEDULER | {"ranks": [{"max_draft_tokens": most}]}
+    status = _STATUS | {"schedulers": [{"url": "s:2", "status": scheduler}]}
+    now = Moment.of(12, status, Metrics(""))
+    assert now.speculates == told
+    assert (" accepted " in line(now, Rates.between(now, now))) == told
+
+
 def test_a_server_that_goes_away_is_waited_for() -> None:
     looks: Iterator[Moment | Unavailable] = iter(
         [moment(11, 110), Unavailable("no answer from u"), moment(13, 130)]

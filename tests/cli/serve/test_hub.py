@@ -156,6 +156,8 @@ def fetch(model: str, files: Hub, home: Path, **variables: str) -> tuple[str, st
         (f"{TINY}:F16", "tiny-F16.gguf"),
         (f"{TINY}:q6_K", "CLOUD-tiny-Q6_K.gguf"),
         (f"{BARE}:q5_0", "Q5_0.gguf"),
+        (f"hf.co/{TINY}:Q4_K_M", "tiny-Q4_K_M.gguf"),
+        (f"https://huggingface.co/{TINY}/blob/main/tiny-F16.gguf", "tiny-F16.gguf"),
     ],
 )
 def test_the_file_of_a_type_is_fetched(files: Hub, home: Path, model: str, fetched: str) -> None:

@@ -17,7 +17,7 @@ from support.fakes.scheduler import default_info
 from support.fakes.scheduler import running as fake_scheduler
 from support.fakes.worker import FakeSupervisor, FakeWorker
 from support.processes.launcher import Bench
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_proto import supervisor_pb2 as pb
 
 
@@ -147,16 +147,18 @@ class Broken(FakeSupervisor):
 
 
 @pytest.mark.parametrize(
-    "says",
+    ("says", "error"),
     [
-        {"failure": "no such tensor", "failure_is_permanent": True},
-        {"failure": "no such tensor", "restarts": 2},
+        ({"failure": "no such tensor", "failure_is_permanent": True}, InvalidRequest),
+        ({"failure": "no such tensor", "restarts": 2}, Unavailable),
     ],
 )
-async def test_a_rank_that_cannot_start_ends_the_start(bench: Bench, says: dict[str, Any]) -> None:
+async def test_a_rank_that_cannot_start_ends_the_start(
+    bench: Bench, says: dict[str, Any], error: type[SurestepError]
+) -> None:
     async with Broken(restarts=1) as first, Broken(**says) as second:
         services = bench.services(gateway="run", supervisors=[first, second])
-        with pytest.raises(Unavailable, match=r"^rank 1 cannot start: no such tensor\nFull log: "):
+        with pytest.raises(error, match=r"^rank 1 cannot start: no such tensor\nFull log: "):
             await bench.launcher(services).run()
 
 

@@ -17,7 +17,7 @@ from support.checkpoints.least_gguf import write_least
 from surestep_cli.commands import Fetch
 from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
-from surestep_cli.serve.hub import ModelSource
+from surestep_cli.serve.hub import ModelSource, hub_name
 from surestep_cli.serve.model_source import (
     DEFAULT_MODEL,
     held_quantization,
@@ -39,12 +39,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder(folder: Path) -> None:
-    assert resolve(str(folder), QUIET) == ("my-model", folder)
+    assert resolve(str(folder), QUIET) == ("my-model", folder, False)
 
 
 def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert resolve(".", QUIET) == ("my-model", folder)
+    assert resolve(".", QUIET) == ("my-model", folder, False)
 
 
 def default_folder(cache: Path) -> Path:
@@ -59,7 +59,7 @@ def test_the_default_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = default_folder(tmp_path)
     resolved = resolve(None, QUIET)
-    assert resolved == (DEFAULT_MODEL, folder)
+    assert resolved == (DEFAULT_MODEL, folder, False)
     assert resolved.path.name == DEFAULT_MODEL
 
 
@@ -194,7 +194,7 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     source = ModelSource("v2", tmp_path / "cache", "token")
-    assert resolve("some/model", QUIET, source) == ("some/model", tmp_path)
+    assert resolve("some/model", QUIET, source) == ("some/model", tmp_path, True)
     assert resolve_tokenizer("some/tokenizer", QUIET, source) == tmp_path
     for options in asked.values():
         assert (options["revision"], options["token"]) == ("v2", "token")
@@ -226,6 +226,70 @@ def test_weights_of_another_layout_are_left_where_they_are(
     resolve("owner/name", QUIET)
     patterns = {name: asked["owner/name"][name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*others, *wanted], **patterns)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "revision"),
+    [
+        ("owner/name", "owner/name", None),
+        ("https://huggingface.co/owner/name", "owner/name", None),
+        ("huggingface.co/owner/na.me-1/", "owner/na.me-1", None),
+        ("https://www.huggingface.co/owner/name/tree/v2", "owner/name", "v2"),
+        ("https://hf.co/owner/name/blob/main/config.json", "owner/name", "main"),
+        ("hf.co/owner/name-GGUF:Q4_K_M", "owner/name-GGUF:Q4_K_M", None),
+        ("http://hf.co/o/n/resolve/main/n-Q8_0.gguf?download=true", "o/n:Q8_0", "main"),
+        ("https://hf.co/o/n/blob/main/Q8_0/n.Q8_0-00001-of-00002.gguf", "o/n:Q8_0", "main"),
+    ],
+)
+def test_urls_of_the_hub_are_names(written: str, name: str, revision: str | None) -> None:
+    assert hub_name(written, ModelSource()) == (name, ModelSource(revision))
+    assert hub_name(written, ModelSource("mine")).source.revision == "mine"
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("llama3.2:3b", "ollama's library, .* as owner/name:Q4_K_M"),
+        ("ollama.com/library/qwen3", "ollama's library"),
+        ("https://example.com/model.gguf", "no URL of the Hugging Face hub"),
+        ("https://huggingface.co/datasets/owner/name/x", "no URL of the Hugging Face hub"),
+    ],
+)
+def test_names_of_other_places_are_refused(written: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        resolve(written, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "told"),
+    [
+        (
+            ["-tp", "7"],
+            {"num_attention_heads": 12},
+            "7 does not divide .* 12 heads: 1, 2, 3, 4, 6, 12",
+        ),
+        (["-tp", "2"], {"text_config": {"num_attention_heads": 9}}, "does not divide .* 9 heads"),
+        (["-tp", "2", "--hf-overrides", '{"num_attention_heads": 9}'], {}, "9 heads: 1, 3, 9 do"),
+        (["-tp", "3"], {"num_attention_heads": 9}, None),
+        (["-tp", "3"], {"num_attention_heads": "9"}, None),  # a rank says what is wrong with it
+        (["--device", "cuda"], {}, "--device cuda: "),
+    ],
+)
+def test_ranks_and_devices_are_refused_before_anything_starts(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    config: dict[str, Any],
+    told: str | None,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = Serve.load([str(folder), *flags])
+    if told is None:
+        fetch_all(settings, QUIET)
+        return
+    with pytest.raises(InvalidRequest, match=told):
+        fetch_all(settings, QUIET)
 
 
 def test_a_tokenizer_that_is_none(folder: Path) -> None:
@@ -276,7 +340,10 @@ def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
     _, _, tokenizer = fetch_all(Serve.load(["some/model", *flags]), QUIET)
     assert (asked, tokenizer) == ([("some/model", "v1"), ("some/model", "v2")], tmp_path)
     told = Console(file=io.StringIO(), width=200)
-    assert fetch_all(Serve.load([str(folder), *flags]), told)[1:] == (("my-model", folder), None)
+    assert fetch_all(Serve.load([str(folder), *flags]), told)[1:] == (
+        ("my-model", folder, False),
+        None,
+    )
     assert isinstance(told.file, io.StringIO)
     assert told.file.getvalue().count("does nothing") == 2
 

@@ -23,6 +23,16 @@ def test_one_line_for_all_that_does_nothing() -> None:
     assert list(_remarks(Serve.load(["m"]))) == []
 
 
+def test_variables_that_nothing_reads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SURESTEP_MAX_NUM_SEQ", "SURESTEP_XYZZY", "SURESTEP_URL", "surestep_seed"):
+        monkeypatch.setenv(name, "3")
+    (line,) = _remarks(Serve.load(["m"]))
+    assert line == (
+        "variables that nothing reads: SURESTEP_MAX_NUM_SEQ (did you mean SURESTEP_MAX_NUM_SEQS?), "
+        "SURESTEP_XYZZY"
+    )
+
+
 def test_a_key_that_is_empty_leaves_the_server_open() -> None:
     (line,) = _remarks(Serve.load(["m", "--api-key", ""]))
     assert line.startswith("--api-key is empty")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.checkpoints import tiny_tokenizer
 from support.processes.commands import children
 from support.processes.stack import environment
 from surestep_cli.serve.serving import running, serving
@@ -32,8 +31,8 @@ async def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path)
 
 
 async def test_whoever_gives_up_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
-    model = tiny_tokenizer.save(tmp_path / "model")
-    starting = serving(model, environ=environment({}), log=tmp_path / "log", log_dir=tmp_path)
+    never = [sys.executable, "-c", "import time; time.sleep(60)"]
+    starting = serving(within=never, environ={}, log=tmp_path / "log", log_dir=tmp_path)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(starting.__aenter__(), 0.5)
     assert children(str(tmp_path), recursive=True) == []

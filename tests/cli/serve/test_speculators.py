@@ -57,7 +57,7 @@ def test_a_draft_model_is_served_with_its_model(folder: Path) -> None:
     head = speculator(folder.parent / "head", "../my-model")
     given = ["--speculative-config", '{"num_speculative_tokens": 2}']
     settings, model, _ = fetch_all(Serve.load([str(head), *given]), QUIET)
-    assert model == ("my-model", folder)
+    assert model == ("my-model", folder, False)
     assert settings.speculative_config == {"model": str(head), "num_speculative_tokens": 2}
     assert settings.served_model_name == ("head", "my-model")
     other = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 1}']
@@ -95,6 +95,7 @@ def test_keys_for_what_is_fetched_of_a_draft_model(
         "num_speculative_tokens": 2,
     }
     assert asked == {"x/head": "v3"}
+    assert (fetched(method="draft_model") or {})["model"] == str(head)
     with pytest.raises(InvalidRequest, match="--quantization fp8: the checkpoint is not quantised"):
         fetched(quantization="fp8")
     with pytest.raises(InvalidRequest, match="unknown speculative method 'medusa'"):

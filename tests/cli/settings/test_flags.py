@@ -83,6 +83,8 @@ def test_forms(arguments: list[str], values: dict[str, Any]) -> None:
         (["--no-port"], "unknown flag '--no-port': did you mean --port?"),
         (["--port.x", "3"], "unknown flag '--port.x'"),
         (["-zz", "3"], "unknown flag '-zz'"),
+        (["-m", "x.gguf"], "unknown flag '-m': the model stands without a flag"),
+        (["m", "-c", "4096"], "unknown flag '-c': give --max-model-len"),
         (["--port"], "--port needs a value"),
         (["--port", "--host"], "--port needs a value"),
         (["--enforce-eager=maybe"], "--enforce-eager: takes true or false"),

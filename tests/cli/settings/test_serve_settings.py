@@ -135,14 +135,36 @@ def test_what_the_user_says_reaches_the_services(children: Any) -> None:
     assert gateway.enable_auto_tool_choice
 
 
-def test_unknown_keys_of_the_file_are_refused(
+def test_all_mistakes_of_the_file_are_told_with_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("max_num_seq: 3\n")
-    with pytest.raises(SystemExit):
-        Serve.load(["--config", str(path)])
-    assert "unknown setting 'max_num_seq'" in capsys.readouterr().err
+    path.write_text("max_num_seq: 3\nport: 0.5\nenable_lora: true\nmax-model-len: 1\nhost: a\n")
+    with pytest.raises(SystemExit) as ended:
+        Serve.load(["--config", str(path), "--max-num-seqs", "0"])
+    assert ended.value.code == 2
+    *of_file, of_flag = sorted(capsys.readouterr().err.splitlines())
+    start = f"surestep serve: config file {path}: "
+    assert [line.removeprefix(start).partition(", got")[0] for line in of_file] == [
+        "--enable-lora is not supported yet: there are no LoRA adapters",
+        "max_model_len: Input should be greater than or equal to 2",
+        "port: Input should be a valid integer",
+        "unknown setting 'max_num_seq': did you mean max-num-seqs?",
+    ]
+    assert of_flag.endswith("(--max-num-seqs or SURESTEP_MAX_NUM_SEQS)")
+
+
+def test_a_mistake_that_a_flag_replaces_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_num_seqs: 0\n")
+    assert Serve.load(["--config", str(path), "--max-num-seqs", "3"]).max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp16", "float16"), ("BF16", "bfloat16"), ("float", "float32")]
+)
+def test_dtypes_have_short_names(name: str, dtype: str) -> None:
+    assert Serve.load(["--dtype", name]).dtype == dtype
 
 
 def test_a_scheduler_url_of_the_users_wins(children: Any) -> None:

@@ -110,7 +110,7 @@ def test_all_forms_of_a_flag_ask_for_the_same(flag: VllmFlag) -> None:
 
 def outcome(*arguments: str) -> tuple[Any, ...]:
     asked = ask(*arguments)
-    return asked.values, asked.without_effect, asked._problems
+    return asked.values, asked.without_effect, asked.problems
 
 
 def test_kinds_are_those_of_the_settings() -> None:

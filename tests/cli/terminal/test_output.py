@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from surestep_cli.terminal.output import unbreakable
+from rich.table import Table
+from surestep_cli.terminal.output import report_console, unbreakable
 
 
 def test_what_can_be_written_is_written_at_once(tmp_path: Path) -> None:
@@ -37,3 +38,10 @@ def test_no_descriptor_is_no_error(stream: io.StringIO | None) -> None:
     out = unbreakable(stream)
     assert not out.isatty()
     Console(file=out).print("a line")
+
+
+def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("address")
+    table.add_row("x" * 500)
+    report_console().print(table)
+    assert "x" * 500 in capsys.readouterr().out

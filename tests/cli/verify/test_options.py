@@ -72,7 +72,7 @@ def test_faults() -> None:
         (["--temperature", "0"], "temperature"),
         (["--bogus"], "unknown flag '--bogus'"),
         (["--dtype", "int3"], "dtype"),
-        (["--url", "localhost:8000"], "url"),
+        (["--url", "ftp://localhost:8000"], "url"),
         (["--url", "http://x", "--dtype", "float32"], "--dtype: not with --url"),
         (["--url", "http://x", "--trust-remote-code"], "--trust-remote-code: not with --url"),
     ],

@@ -249,7 +249,7 @@ async def test_names_and_addresses(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", "--url", "http://127.0.0.1:9"]) == 2
-    assert "no answer to /v1/models" in capsys.readouterr().err
+    assert "no server at 127.0.0.1:9: start one with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.json"])

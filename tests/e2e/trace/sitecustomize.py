@@ -1,7 +1,7 @@
 """Tell which functions a process runs: Python imports this at the start of each process under test.
 
-While the file `on` is in the folder that TRACE_FOLDER names, calls are noted; `<pid>.begun` says so.
-When it is gone, `<pid>.json` gets the name of the file, and of the function, of each.
+While the file `on1` is in the folder that TRACE_FOLDER names, calls are noted; `<pid>.begun1` says so.
+When it is gone, `<pid>.json1` gets the name of the file, and of the function, of each. `on2` follows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,19 +28,26 @@ def note(frame: FrameType, event: str, argument: Any) -> None:
 
 
 def follow() -> None:
-    """Begin and end with the file `on`."""
-    flag, own = FOLDER / "on", FOLDER / str(os.getpid())
+    """Begin and end with one file after the other."""
+    for number in count(1):
+        note_while(number)
+
+
+def note_while(number: int) -> None:
+    """Begin and end with the file of this number."""
+    flag, own = FOLDER / f"on{number}", FOLDER / str(os.getpid())
+    CALLED.clear()
     while not flag.exists():
         time.sleep(0.01)
     ON.set()
-    own.with_suffix(".begun").touch()
+    own.with_suffix(f".begun{number}").touch()
     while flag.exists():
         time.sleep(0.01)
     ON.clear()
     told = sorted({(code.co_filename, code.co_qualname) for code in CALLED})
     scratch = own.with_suffix(".new")
     scratch.write_text(json.dumps(told))
-    scratch.rename(own.with_suffix(".json"))
+    scratch.rename(own.with_suffix(f".json{number}"))
 
 
 def begin() -> None:

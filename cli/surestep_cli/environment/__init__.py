@@ -1,0 +1,1 @@
+"""`surestep collect-env`: facts of a machine for a report of a fault."""

@@ -1,0 +1,1 @@
+"""`surestep zoo`: published failures of serving engines, as requests to any server."""

@@ -1,0 +1,179 @@
+"""A case: a published failure, what is asked, what a right server answers, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+from surestep_cli.verify.oracle import NEAR_TIE
+
+from .target import Answer, Body, Broken, Refused, Subject
+
+_PROBE = "blue"
+
+
+class Verdict(StrEnum):
+    """Outcome of a case."""
+
+    PASS = "pass"  # noqa: S105  # no password
+    FAIL = "fail"
+    NOT_APPLICABLE = "not applicable"  # what it needs is not there, or was refused by name
+    CANNOT_TELL = "cannot tell"
+
+
+class Finding(NamedTuple):
+    """Verdict, why, and the smallest request that shows a failure."""
+
+    verdict: Verdict
+    why: str
+    request: Body | None = None
+
+
+Look = Callable[[Subject], Awaitable[Finding]]
+
+
+class Case(NamedTuple):
+    """A failure that was published, and how one looks for it."""
+
+    name: str
+    reports: str  # V, S, L: issues of vLLM, SGLang, llama.cpp; others by their name
+    does: str  # in plain words
+    right: str  # what a right server answers
+    seconds: int  # that it takes, about, at 100 tokens a second
+    look: Look
+
+
+def case(name: str, reports: str, right: str, *, seconds: int) -> Callable[[Look], Case]:
+    """Make a case of a function whose docstring says what it does."""
+
+    def made(look: Look) -> Case:
+        does = " ".join((look.__doc__ or "").split())
+        return Case(name, reports, does, right, seconds, look)
+
+    return made
+
+
+class CaseResult(NamedTuple):
+    """Finding of a case, and how long it took."""
+
+    case: Case
+    finding: Finding
+    took_s: float
+
+
+def passed(why: str) -> Finding:
+    return Finding(Verdict.PASS, why)
+
+
+def failed(why: str, request: Body | None = None) -> Finding:
+    return Finding(Verdict.FAIL, why, request)
+
+
+def inapplicable(why: str) -> Finding:
+    return Finding(Verdict.NOT_APPLICABLE, why)
+
+
+def unclear(why: str) -> Finding:
+    return Finding(Verdict.CANNOT_TELL, why)
+
+
+async def run(case: Case, subject: Subject, patience_s: float) -> CaseResult:
+    """Look for the failure; a server that hangs or breaks meanwhile fails."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(patience_s):
+            finding = await case.look(subject)
+    except* Refused as refused:  # alone, or of one of several requests at once
+        finding = inapplicable(f"refused: {refused.exceptions[0]}")
+    except* Broken as broken:
+        finding = failed(str(broken.exceptions[0]))
+    except* TimeoutError:
+        finding = failed(f"no end within {patience_s:.0f} s")
+    return CaseResult(case, finding, time.monotonic() - began)
+
+
+async def compared(
+    subject: Subject, pairs: list[tuple[Body, Answer, Answer]], what: str
+) -> Finding:
+    """Return a pass if both answers to each request are equal, with `what` differs if not."""
+    for body, one, other in pairs:
+        if one.key != other.key:
+            return await _difference(subject, body, one, other, what)
+    return passed(f"{len(pairs)} answers are equal")
+
+
+async def _difference(
+    subject: Subject, body: Body, one: Answer, other: Answer, what: str
+) -> Finding:
+    """Say of two answers whether rounding explains that they are not equal."""
+    if not subject.repeats:
+        return unclear("the server does not repeat its own greedy answer")
+    at = _first_difference(one, other)
+    if at is not None and body.get("temperature", 0) == 0:
+        what += f" at token {at + 1}"
+        gap = await _gap(subject, body, at)
+        if gap is not None and gap < NEAR_TIE:
+            return unclear(f"{what}, a near tie ({gap:.3f} nats): rounding")
+    return failed(f"{what}: {_shown(one)} and {_shown(other)}", body)
+
+
+def _first_difference(one: Answer, other: Answer) -> int | None:
+    pairs = enumerate(zip(one.ids, other.ids, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), None)
+
+
+def _shown(answer: Answer) -> str:
+    return f"{answer.text[-40:]!r} ({answer.finish})"
+
+
+async def _gap(subject: Subject, body: Body, at: int) -> float | None:
+    """Return by how much the two likeliest tokens differ there, None where it is not told."""
+    chat = "messages" in body
+    wanted: Body = {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+    try:
+        answer = await subject.target.ask_one(body | wanted | {"max_tokens": at + 1})
+    except (Refused, Broken):
+        return None
+    if len(answer.logprobs) != at + 1 or len(answer.logprobs[at].best) < 2:
+        return None
+    first, second = sorted(answer.logprobs[at].best.values())[-1:-3:-1]
+    return first - second
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is a JSON value."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _ways(text: str) -> list[Body]:
+    """Return the parameters of servers by which an answer is this text."""
+    return [
+        {"structured_outputs": {"choice": [text]}},  # vLLM, Surestep
+        {"guided_choice": [text]},  # older vLLM
+        {"ebnf": f"root ::= {json.dumps(text, ensure_ascii=False)}"},  # SGLang
+        {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"},  # llama.cpp
+    ]
+
+
+async def forced(subject: Subject, text: str) -> Body:
+    """Return a chat that is answered with this text. Raise Refused where none can be forced."""
+    for number, way in enumerate(_ways(_PROBE)):
+        try:
+            answer = await subject.target.ask_one(_chat(_PROBE) | way)
+        except (Refused, Broken):
+            continue
+        if answer.text == _PROBE:
+            return _chat(text) | _ways(text)[number]
+    raise Refused("no text can be forced: no structured_outputs, guided_choice, ebnf or grammar")
+
+
+def _chat(text: str) -> Body:
+    return {"messages": [{"role": "user", "content": f"Say {text}"}], "max_tokens": 120}

@@ -1,0 +1,92 @@
+"""Findings as JSON, as JUnit's XML and as one HTML file without scripts or other resources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from xml.etree import ElementTree
+
+from surestep_common.releases import package_version
+
+from .case import CaseResult, Verdict
+
+_CSS = """
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
+table { border-collapse: collapse } .wide { overflow-x: auto }
+td, th { text-align: left; vertical-align: top; padding: .3em 1em .3em 0 }
+tr { border-bottom: 1px solid #8884 }
+.pass { color: #0a7d33 } .fail { color: #c02222; font-weight: 600 } .cannot { color: #9a6700 }
+"""
+
+
+def to_json(results: Sequence[CaseResult]) -> str:
+    """Return all there is to know."""
+    return json.dumps(
+        {
+            "version": package_version(),
+            "cases": [
+                {
+                    "case": case.name,
+                    "reports": case.reports.split(),
+                    "does": case.does,
+                    "right": case.right,
+                    "verdict": finding.verdict,
+                    "why": finding.why,
+                    "request": finding.request,
+                    "seconds": round(took_s, 2),
+                }
+                for case, finding, took_s in results
+            ],
+        },
+        indent=2,
+    )
+
+
+def to_junit(results: Sequence[CaseResult]) -> str:
+    """Return the findings as tests; what does not apply, or cannot be told, is skipped."""
+    failures = sum(result.finding.verdict is Verdict.FAIL for result in results)
+    suite = ElementTree.Element(
+        "testsuite", name="surestep zoo", tests=str(len(results)), failures=str(failures)
+    )
+    for case, finding, took_s in results:
+        test = ElementTree.SubElement(
+            suite, "testcase", classname="zoo", name=case.name, time=f"{took_s:.2f}"
+        )
+        if finding.verdict is Verdict.FAIL:
+            failure = ElementTree.SubElement(test, "failure", message=_printable(finding.why))
+            failure.text = json.dumps(finding.request)
+        elif finding.verdict is not Verdict.PASS:
+            ElementTree.SubElement(test, "skipped", message=_printable(finding.why))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """Return the text without what XML cannot hold."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def to_html(results: Sequence[CaseResult]) -> str:
+    """Return a page to share."""
+    rows = "".join(_row(result) for result in results)
+    heads = "".join(f"<th>{head}</th>" for head in ("case", "reports", "verdict", "why"))
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>surestep zoo</title>'
+        f"<style>{_CSS}</style><h1>Published failures, looked for</h1>"
+        f"<p>surestep zoo {escape(package_version())}</p>"
+        f'<div class="wide"><table><tr>{heads}</tr>{rows}</table></div></html>\n'
+    )
+
+
+def _row(result: CaseResult) -> str:
+    case, finding, _ = result
+    request = f"<br><code>{escape(json.dumps(finding.request))}</code>" if finding.request else ""
+    return (
+        f"<tr><td>{escape(case.name)}<br><small>{escape(case.does)}</small></td>"
+        f"<td>{escape(case.reports)}</td>"
+        f'<td class="{finding.verdict}">{finding.verdict}</td>'
+        f"<td>{escape(finding.why)}{request}</td></tr>"
+    )

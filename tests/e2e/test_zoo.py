@@ -1,0 +1,371 @@
+"""`surestep zoo` finds nothing wrong with our server, and each fault in one that lies about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import aiohttp
+import psutil
+import pytest
+from aiohttp import web
+from rich.console import Console
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import Stack, serve
+from surestep_cli.api.sessions import open_session
+from surestep_cli.zoo.case import Case, Finding, Verdict, passed, run
+from surestep_cli.zoo.command import Zoo
+from surestep_cli.zoo.run import CASES
+from surestep_cli.zoo.target import Subject, Target
+
+pytestmark = pytest.mark.timeout(300)
+
+FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "0.1")
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
+Documents = list[dict[str, Any]]
+NEEDLESS = ("json-behind-reasoning", "hang-seen")  # of what the tiny model has, or was given
+
+
+class Exchange:
+    """A request, and the documents of its answer, to be changed in place."""
+
+    def __init__(self, liar: Liar, path: str, body: dict[str, Any], documents: Documents) -> None:
+        self.liar, self.path, self.body, self.documents = liar, path, body, documents
+        self.status = 200
+        self.in_events = False
+
+    @property
+    def choices(self) -> Iterator[dict[str, Any]]:
+        for document in self.documents:
+            yield from document.get("choices", ())
+
+    def garble(self, old: str = "", new: str = "~") -> None:
+        """Change texts and ids."""
+        for choice in self.choices:
+            said = choice.get("message") or choice.get("delta") or choice
+            name = "content" if said is not choice else "text"
+            if isinstance(text := said.get(name), str) and old in text:
+                said[name] = text.replace(old, new) if old else text + new
+            choice["token_ids"] = [1 + token for token in choice.get("token_ids") or []]
+
+
+Lie = Callable[[Exchange], None]
+
+
+class Liar:
+    """A server that passes requests on, and lies about the answers."""
+
+    def __init__(self, url: str, lie: Lie) -> None:
+        self._url, self._lie = url, lie
+        self.num_posts = self.num_open = 0
+        self.memory: dict[str, Any] = {}
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else {}
+        self.num_posts += request.method == "POST"
+        self.num_open += 1
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.request(
+                    request.method, self._url + request.path, json=body or None
+                ) as answer,
+            ):
+                text, kind = await answer.text(), answer.content_type
+            exchange = Exchange(self, request.path, body, _documents(text, kind))
+            exchange.status, exchange.in_events = answer.status, kind == "text/event-stream"
+            self._lie(exchange)
+        finally:
+            self.num_open -= 1
+        if exchange.in_events:
+            lines = [f"data: {json.dumps(one)}\n\n" for one in exchange.documents]
+            headers = {"content-type": "text/event-stream"}
+            return web.Response(text="".join([*lines, "data: [DONE]\n\n"]), headers=headers)
+        if not exchange.documents:
+            return web.Response(text=self.memory.get("text", text), status=exchange.status)
+        return web.json_response(exchange.documents[0], status=exchange.status)
+
+
+def _documents(text: str, kind: str) -> Documents:
+    if kind == "text/event-stream":
+        lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+    return [json.loads(text)] if kind == "application/json" else []
+
+
+@asynccontextmanager
+async def _served(liar: Liar) -> AsyncIterator[str]:
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_route("*", "/{path:.*}", liar.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server with drafts whose context holds the prompts of all cases."""
+    folder = tmp_path_factory.mktemp("zoo")
+    model = make_tiny_checkpoint(folder / "tiny", seed=7, tokenizer=True, max_position=4096)
+    with serve(model, folder, *FLAGS, "--speculative-config", DRAFTS) as running:
+        yield running
+
+
+def zoo(*words: str) -> int:
+    return Zoo.load(list(words)).run(Console(stderr=True))
+
+
+def findings(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[str, Any]:
+    status = zoo(url, "--json", *words)
+    told = {one["case"]: one for one in json.loads(capsys.readouterr().out)["cases"]}
+    assert status == any(one["verdict"] == "fail" for one in told.values())
+    return told
+
+
+def lied(capsys: pytest.CaptureFixture[str], url: str, name: str, lie: Lie, *words: str) -> Any:
+    """What a case finds at a server that lies like this."""
+    ready, done = threading.Event(), threading.Event()
+    address: list[str] = []
+
+    async def serve() -> None:
+        async with _served(Liar(url, lie)) as own:
+            address.append(own)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        return findings(capsys, address[0], "--case", name, *words)[name]
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_nothing_is_wrong_with_ours(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    told = findings(capsys, stack.url)
+    assert [one["case"] for one in told.values()] == [case.name for case in CASES]
+    verdicts = {name: (one["verdict"], one["why"]) for name, one in told.items()}
+    assert not [name for name, (verdict, _) in verdicts.items() if verdict == "fail"], verdicts
+    shown = [name for name, (verdict, _) in verdicts.items() if verdict != "pass"]
+    assert {*NEEDLESS, "tools-streamed"} >= set(shown), verdicts  # it has no parser of tools
+
+
+def _unequal_drafts(exchange: Exchange) -> None:
+    if exchange.body.get("speculative") is None and exchange.body.get("max_tokens") != 24:
+        exchange.garble()
+
+
+def _company(exchange: Exchange) -> None:
+    if exchange.liar.num_open > 4:
+        exchange.garble()
+
+
+def _later(posts: int) -> Lie:
+    return lambda exchange: exchange.garble() if exchange.liar.num_posts > posts else None
+
+
+def _one_sample(exchange: Exchange) -> None:
+    first = next(exchange.choices, {})
+    for choice in exchange.choices:
+        choice |= {name: first[name] for name in ("text", "token_ids") if name in first}
+
+
+def _no_acceptance(exchange: Exchange) -> None:
+    exchange.liar.memory["text"] = "".join(
+        f'vllm:spec_decode_num_{kind}_tokens_total{{x="y"}} {count}\n'
+        for kind, count in (
+            ("draft", exchange.liar.num_posts * 10),
+            ("accepted", min(exchange.liar.num_posts, 5) * 8),
+        )
+    )
+
+
+def _short_of_the_end(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        choice["finish_reason"] = "stop"
+
+
+def _status(status: int) -> Lie:
+    def lie(exchange: Exchange) -> None:
+        if exchange.status == 400:
+            exchange.status = status
+
+    return lie
+
+
+def _error_inside(exchange: Exchange) -> None:
+    if exchange.status == 400:
+        exchange.status, exchange.in_events = 200, True
+
+
+def _miscounted(exchange: Exchange) -> None:
+    for document in exchange.documents:
+        if document.get("usage"):
+            document["usage"]["completion_tokens"] += 1
+
+
+def _endless_choice(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        if choice.get("index") == 3:
+            choice["finish_reason"] = None
+
+
+def _blanks(exchange: Exchange) -> None:
+    exchange.garble("{", "{" + " \n" * 50)
+
+
+def _unbanned(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        if ids := choice.get("token_ids"):
+            choice["token_ids"] = exchange.liar.memory.setdefault("ids", ids)
+
+
+def _flat(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        if told := choice.get("logprobs"):
+            told["token_logprobs"] = [0.0] * len(told["token_logprobs"])
+
+
+def _drifting(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        for row in choice.get("prompt_logprobs") or ():
+            for one in (row or {}).values():
+                one["logprob"] -= exchange.liar.num_posts
+
+
+def _uncached(exchange: Exchange) -> None:
+    for document in exchange.documents:
+        if details := (document.get("usage") or {}).get("prompt_tokens_details"):
+            details["cached_tokens"] = 0
+
+
+LIES: dict[str, Lie] = {
+    "on-off": _unequal_drafts,
+    "on-off-parameters": _unequal_drafts,
+    "on-off-long": _unequal_drafts,
+    "company": _company,
+    "poisoned-prefix": _later(4),
+    "seeds": _one_sample,
+    "acceptance-collapse": _no_acceptance,
+    "context-edge": _short_of_the_end,
+    "over-the-context": _status(500),
+    "error-inside-200": _error_inside,
+    "stop-over-borders": _later(4),
+    "usage": _miscounted,
+    "n-choices": _endless_choice,
+    "split-characters": lambda exchange: exchange.garble("🚀", "\ufffd"),
+    "json-at-once": lambda exchange: exchange.garble("}", ""),
+    "runaway-blanks": _blanks,
+    "banned-token": _unbanned,
+    "text-like-tools": lambda exchange: exchange.garble("<", ""),
+    "hostile-grammar": _status(500),
+    "logprobs": _flat,
+    "prompt-logprobs": _drifting,
+    "cancel-storm": _later(20),
+    "growing-chat": _uncached,
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_found(stack: Stack, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    found = lied(capsys, stack.url, name, LIES[name])
+    assert found["verdict"] == "fail", found
+    assert found["request"] is not None
+
+
+def test_a_server_that_stands_still_is_found(
+    stack: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its probes say that all is well."""
+    monkeypatch.setattr("surestep_cli.zoo.lifecycle._HANG_S", 2.0)
+    with subprocess.Popen(["sleep", "100"]) as victim:
+        words = "--stop-pid", str(victim.pid)
+        ours = findings(capsys, stack.url, "--case", "hang-seen", *words)["hang-seen"]
+
+        def lie(exchange: Exchange) -> None:
+            if psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED:
+                exchange.status = 200 if exchange.path.startswith("/health") else 500
+
+        theirs = lied(capsys, stack.url, "hang-seen", lie, *words)
+        assert psutil.Process(victim.pid).status() == psutil.STATUS_SLEEPING
+        victim.kill()
+    assert (ours["verdict"], theirs["verdict"]) == ("pass", "fail")
+
+
+def test_refusals_are_no_failures(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    def lie(exchange: Exchange) -> None:
+        if exchange.body.get("logprobs"):
+            exchange.status = 400
+
+    assert lied(capsys, stack.url, "logprobs", lie)["verdict"] == "not applicable"
+
+
+def _no_choices(exchange: Exchange) -> None:
+    if exchange.body.get("stream") or exchange.body.get("logprobs"):
+        for document in exchange.documents:
+            document["choices"] = [None]
+
+
+@pytest.mark.parametrize("name", ["usage", "logprobs", "json-at-once"])
+def test_another_form_is_a_failure(
+    stack: Stack, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    found = lied(capsys, stack.url, name, _no_choices)
+    assert (found["verdict"], found["why"][:26]) == ("fail", "an answer of another form:")
+
+
+async def test_what_breaks_among_several_requests_is_a_failure(stack: Stack) -> None:
+    async def look(subject: Subject) -> Finding:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(subject.target.get("health"))
+            group.create_task(subject.target.post("v1/completions", {"prompt": 1}))
+        return passed("")
+
+    one = Case("one", "V#1", "", "", 1, look)
+    async with open_session(stack.url, timeout=aiohttp.ClientTimeout(total=30)) as session:
+        subject = Subject(Target(session, "tiny", is_ours=True), None, True, None, None)
+        assert (await run(one, subject, 30)).finding.verdict is Verdict.NOT_APPLICABLE
+    async with open_session(
+        "http://127.0.0.1:9", timeout=aiohttp.ClientTimeout(total=30)
+    ) as session:
+        subject = subject._replace(target=Target(session, "tiny", is_ours=True))
+        assert (await run(one, subject, 30)).finding.verdict is Verdict.FAIL
+
+
+def test_a_process_that_is_not_there(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--case", "hang-seen", "--stop-pid", str((1 << 22) + 1)
+    assert findings(capsys, stack.url, *words)["hang-seen"]["verdict"] == "not applicable"
+
+
+def test_files_to_share(stack: Stack, tmp_path: Path) -> None:
+    for suffix in (".html", ".xml", ".json"):
+        file = tmp_path / f"zoo{suffix}"
+        assert zoo(stack.url, "--case", "usage", "--report", str(file)) == 0
+        assert "usage" in file.read_text()
+    (test,) = ElementTree.fromstring((tmp_path / "zoo.xml").read_text())
+    assert (test.get("name"), len(test)) == ("usage", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(("--case", "x"), "no case 'x'"), (("--report", "x.pdf"), "must end in")]
+)
+def test_mistakes_are_named(words: tuple[str, ...], told: str) -> None:
+    command = sys.executable, "-m", "surestep_cli", "zoo", "http://127.0.0.1:9", *words
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert told in done.stderr
