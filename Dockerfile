@@ -65,11 +65,11 @@ ENV PATH=/opt/surestep/bin:$PATH \
     LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 
-# Healthy is who answers: that workers are being replaced is seen at the gateway.
+# Healthy is a service that would serve a request now. Nothing is restarted because it is not: streams wait in it.
 FROM common AS scheduler
 ENV SURESTEP_SCHEDULER_LISTEN=0.0.0.0:50051
 EXPOSE 50051
-HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50051", "live"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h --retries=1 CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50051"]
 CMD ["python", "-m", "surestep_common.watchdog", "--standby", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
 
 # The command line shows no code in colours, which is all that pygments would be for.
@@ -78,13 +78,12 @@ RUN ./requirements gateway > requirements.txt && $INSTALL -r requirements.txt \
  && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y pygments \
  && /docker/trim /opt/surestep && /docker/added /stamp /added
 
-# Requests wait here for workers that are being replaced: five minutes pass before it is unhealthy.
 FROM common AS gateway
 COPY --from=project /others /
 COPY --from=gateway-packages /added /
 ENV SURESTEP_HOST=0.0.0.0 SURESTEP_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=10s --start-period=1h --retries=30 CMD ["python", "-m", "surestep_common.healthcheck", "http://127.0.0.1:8000/health/ready"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h --retries=1 CMD ["python", "-m", "surestep_common.healthcheck", "http://127.0.0.1:8000/health/ready"]
 CMD ["python", "-m", "surestep_gateway"]
 
 FROM common-packages AS worker-packages
@@ -97,10 +96,19 @@ RUN ./requirements $WORKER_EXTRAS > requirements.txt && $INSTALL --no-compile -r
  && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y $unused \
  && /docker/trim /opt/surestep && /docker/added /stamp /added
 
+# Compiled again for other sources of the kernels alone; the compiler may take as long as it does.
 FROM worker-packages AS kernels
+COPY proto proto
+COPY common common
+COPY kernels kernels
+RUN folder=$(echo /opt/surestep/lib/python3*/site-packages)/surestep_kernels/columns/cpu/prebuilt \
+ && PYTHONPATH=proto:common:kernels /opt/surestep/bin/python -m surestep_kernels.columns.cpu.prebuild \
+      "$(uname -m)" "/kernels$folder"
+
+FROM worker-packages AS whole
 COPY --from=project /added /
 COPY --from=project /others /
-RUN touch /stamp && /opt/surestep/bin/python -m surestep_kernels.columns.cpu.prebuild && /docker/added /stamp /kernels
+COPY --from=kernels /kernels /
 
 FROM common AS worker
 COPY --from=project /others /
@@ -118,7 +126,7 @@ RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
       apt-get update && apt-get install -y --no-install-recommends python3-dev \
       && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
  && install -d -o 10001 -g 10001 /kernels
-COPY --from=kernels /opt/surestep /opt/surestep
+COPY --from=whole /opt/surestep /opt/surestep
 RUN /opt/surestep/bin/python -c 'import sys, torch, triton; \
       sys.exit(None if torch.version.cuda else f"torch {torch.__version__} is for CPUs: see TORCH_INDEX above")'
 ARG VERSION=0.1.0

@@ -248,3 +248,88 @@ def test_names_fit_whatever_the_release_is_called() -> None:
         assert len(manifest["metadata"]["name"]) <= 63
         for value in manifest["metadata"].get("labels", {}).values():
             assert len(value) <= 63
+
+
+def _volume(rendered: Rendered, pod: str) -> dict[str, Any]:
+    (volume,) = (v for v in rendered.pod(pod)["volumes"] if v["name"] == "models")
+    return {key: value for key, value in volume.items() if key != "name"}
+
+
+@pytest.mark.parametrize(
+    ("model", "cache", "own"),
+    [
+        ({"source": "a/b"}, {}, {"emptyDir": {"sizeLimit": "1Gi"}}),
+        ({"source": "a/b:Q4_K_M"}, {"size": "9Gi"}, {"emptyDir": {"sizeLimit": "9Gi"}}),
+        ({"source": "a/b"}, {"accessModes": ["ReadWriteMany"]}, None),
+        ({"source": "a/b"}, {"gateways": "volume"}, None),
+        ({"source": "a/b"}, {"fetch": False}, None),
+        ({"source": "/models/b"}, {}, None),
+    ],
+)
+def test_gateways_run_where_the_weights_cannot_be_mounted(
+    model: dict[str, Any], cache: dict[str, Any], own: dict[str, Any] | None
+) -> None:
+    """A volume of one node, behind a taint, is for the workers alone."""
+    rendered = render({"models": [{"name": "m", **model}], "modelCache": cache})
+    claim = {"persistentVolumeClaim": {"claimName": "r-surestep-m-models"}}
+    assert _volume(rendered, "r-surestep-m-worker-0-0") == claim
+    assert _volume(rendered, "r-surestep-m-gateway") == (own or claim)
+    for fetch in rendered.pod("r-surestep-m-gateway").get("initContainers", []):
+        assert ("--text-only" in fetch["args"]) == (own is not None)
+
+
+def test_scratch_folders_have_limits() -> None:
+    rendered = render({"models": [{"source": "a/b"}], "modelCache": {"kind": "emptyDir"}})
+    for _, pod in rendered.pods():
+        scratch = [volume["emptyDir"] for volume in pod.get("volumes", []) if "emptyDir" in volume]
+        assert all("sizeLimit" in one for one in scratch), pod
+
+
+def test_pods_are_spread_unless_told_otherwise() -> None:
+    rendered = render({"workers": {"affinity": {"podAffinity": {}}}})
+    for name in ("gateway", "scheduler-0"):
+        (spread,) = rendered.pod(f"r-surestep-default-{name}")["topologySpreadConstraints"]
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+        deployment = rendered.one("Deployment", f"r-surestep-default-{name}")
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert labels.items() >= spread["labelSelector"]["matchLabels"].items()
+    assert "topologySpreadConstraints" not in rendered.pod("r-surestep-default-worker-0-0")
+
+
+@pytest.mark.parametrize(("device", "image"), [("cpu", "worker"), ("cuda", "worker-cuda")])
+def test_the_image_follows_the_device(device: str, image: str) -> None:
+    pod = render({"workers": {"device": device}}).pod("r-surestep-default-worker-0-0")
+    assert pod["containers"][0]["image"].startswith(f"surestep-{image}:")
+
+
+def test_a_model_without_a_name_is_called_by_its_source() -> None:
+    """As `--set models[0].source=...` leaves it."""
+    rendered = render({"models": [{"source": "Qwen/Qwen3-0.6B-GGUF:Q4_K_M"}, {"source": "a/b"}]})
+    rendered.one("Deployment", "r-surestep-qwen3-0-6b-gguf-q4-k-m-gateway")
+    rendered.one("Deployment", "r-surestep-b-gateway")
+
+
+def test_what_values_add_is_there() -> None:
+    extra = {"name": "extra", "image": "i"}
+    part = {
+        "envFrom": [{"secretRef": {"name": "s"}}],
+        "lifecycle": {"preStop": {"exec": {"command": ["true"]}}},
+        "initContainers": [extra],
+        "containers": [extra],
+    }
+    objects = [
+        {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "{{ .Release.Name }}-x"}}
+    ]
+    parts = dict.fromkeys(("gateway", "scheduler", "workers"), part)
+    rendered = render({**parts, "extraObjects": objects})
+    rendered.one("ConfigMap", "r-x")
+    for name in ("gateway", "scheduler-0", "worker-0-0"):
+        pod = rendered.pod(f"r-surestep-default-{name}")
+        own, other = pod["containers"]
+        assert other == extra == pod["initContainers"][0]
+        assert own["envFrom"] == part["envFrom"]
+        assert own["lifecycle"] == part["lifecycle"]
+
+
+def test_the_chart_holds_files_and_no_links() -> None:
+    assert [path for path in CHART.rglob("*") if path.is_symlink()] == []

@@ -196,3 +196,21 @@ def test_containers_that_fetch_have_resources_where_quotas_ask_for_some() -> Non
     for owner in ("r-surestep-default-gateway", "r-surestep-default-worker-0-0"):
         (fetch,) = rendered.pod(owner)["initContainers"]
         assert fetch["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("least", "triggers", "ready"), [(0, 2, "/health"), (1, 1, "/health/ready")]
+)
+def test_workers_sleep_until_a_gateway_has_a_request(least: int, triggers: int, ready: str) -> None:
+    """Gateways stay ready for it: without them no request would come to wake the workers."""
+    scaling = {"kind": "keda", "minReplicas": least}
+    rendered = render(model(workers={"autoscaling": scaling}))
+    (scaled,) = rendered.of_kind("ScaledObject")
+    assert scaled["spec"]["minReplicaCount"] == least
+    found = [trigger["metadata"] for trigger in scaled["spec"]["triggers"]]
+    assert len(found) == triggers
+    if least == 0:
+        assert "surestep:gateway_open_requests" in found[1]["query"]
+        assert found[1]["activationThreshold"] == "0"
+    (gateway,) = rendered.pod("r-surestep-m-gateway")["containers"]
+    assert gateway["readinessProbe"]["httpGet"]["path"] == ready

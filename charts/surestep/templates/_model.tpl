@@ -9,6 +9,10 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- $_ := set $model $part (mergeOverwrite (deepCopy (get $root.Values $part)) $own) }}
 {{- end }}
 {{- $workers := $model.workers }}
+{{- if not $workers.image.repository }}
+{{- $_ := set $workers.image "repository" (ternary "surestep-worker-cuda" "surestep-worker" (eq $workers.device "cuda")) }}
+{{- end }}
+{{- $_ := set $model "name" (default (include "surestep.modelName" $model.source) $model.name) }}
 {{- $base := printf "%s-%s" (include "surestep.fullname" $root) $model.name | trunc 43 | trimSuffix "-" }}
 {{- $source := default "" $model.source }}
 {{- $replicas := int (default 1 $model.replicas) }}
@@ -20,6 +24,7 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- $_ := set $model "source" $source }}
 {{- $_ := set $model "replicas" $replicas }}
 {{- $_ := set $model "scaled" $scaled }}
+{{- $_ := set $model "sleeps" (and $scaled (eq (int $workers.autoscaling.minReplicas) 0)) }}
 {{- $_ := set $model "maxReplicas" (ternary (int $workers.autoscaling.maxReplicas) $replicas $scaled) }}
 {{- $_ := set $model "ranks" $ranks }}
 {{- $_ := set $model "pods" $pods }}
@@ -33,10 +38,19 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- $_ := set $model "clientName" (default (ternary "SmolLM2-135M-Instruct" $source (eq $source "")) (join "," $model.servedNames)) }}
 {{- $fetched := and $model.modelCache.fetch (not (hasPrefix "/" $source)) }}
 {{- $_ := set $model "fetched" $fetched }}
+{{- /* A volume that one node can mount would keep gateways on the workers' node, where a taint keeps them off. */}}
+{{- $shared := or (eq $model.modelCache.kind "hostPath") (has "ReadWriteMany" $model.modelCache.accessModes) }}
+{{- $own := and $fetched (or (eq $model.modelCache.kind "emptyDir") (eq $model.modelCache.gateways "own") (and (eq $model.modelCache.gateways "auto") (not $shared))) }}
+{{- $_ := set $model "gatewaysOwn" $own }}
 {{- $link := printf "/models/served-%s" (printf "%s@%s" $source (default "" $model.revision) | sha256sum | trunc 8) }}
 {{- $_ := set $model "folder" (ternary $source $link (hasPrefix "/" $source)) }}
 {{- $_ := set $model "exec" (eq (include "surestep.grpcProbes" $root) "") }}
 {{- toYaml $model }}
+{{- end }}
+
+{{- /* Name of a model that was given none, as `--set models[0].source=...` leaves it: the end of its source. */}}
+{{- define "surestep.modelName" -}}
+{{- default "default" (regexReplaceAll "[^a-z0-9-]+" (lower (base (default "" .))) "-" | trimAll "-" | trunc 30 | trimAll "-") }}
 {{- end }}
 
 {{- /* Not empty where the kubelet asks gRPC services for their health itself. */}}
@@ -78,11 +92,15 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- range $model := .Values.models }}
 {{- $m := include "surestep.model" (dict "root" $ "model" $model) | fromYaml }}
 {{- $at := printf "models: %s:" $m.name }}
+{{- if and (eq $m.modelCache.gateways "own") (not $m.fetched) }}{{ fail (printf "%s modelCache.gateways own fetches the model, and source or modelCache.fetch says that nothing is fetched" $at) }}{{ end }}
 {{- if has $m.base $names }}{{ fail (printf "%s two models with this name (or whose names begin alike for 36 characters)" $at) }}{{ end }}
 {{- $names = append $names $m.base }}
 {{- if ne (mod (int $m.ranks) (int $m.pods)) 0 }}{{ fail (printf "%s tensorParallelSize %d cannot be spread evenly over podsPerReplica %d" $at (int $m.ranks) (int $m.pods)) }}{{ end }}
 {{- if regexMatch "^[0-9]" $m.base }}{{ fail (printf "the release is called %s, and names of Services begin with a letter: set fullnameOverride" $.Release.Name) }}{{ end }}
 {{- if and $m.scaled (gt (int $m.workers.autoscaling.minReplicas) (int $m.workers.autoscaling.maxReplicas)) }}{{ fail (printf "%s workers.autoscaling.minReplicas is above maxReplicas" $at) }}{{ end }}
+{{- with $m.gateway.rollingUpdate }}
+{{- if and (eq (toString .maxSurge | trimSuffix "%") "0") (eq (toString .maxUnavailable | trimSuffix "%") "0") }}{{ fail (printf "%s gateway.rollingUpdate with maxSurge and maxUnavailable 0 replaces no pod" $at) }}{{ end }}
+{{- end }}
 {{- with $m.gateway }}{{ if .autoscaling.enabled }}
 {{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}{{ fail (printf "%s gateway.autoscaling.minReplicas is above maxReplicas" $at) }}{{ end }}
 {{- if not (hasKey (default dict .resources.requests) "cpu") }}{{ fail (printf "%s gateway.autoscaling measures the CPU by gateway.resources.requests.cpu, which is not there" $at) }}{{ end }}
@@ -90,6 +108,7 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- if and (ne $.Values.monitoring.kind "none") (get $m.settings "protect_metrics") (not $.Values.adminKey.existingSecret) }}{{ fail (printf "%s settings.protect_metrics: Prometheus needs a key, which is that of adminKey.existingSecret" $at) }}{{ end }}
 {{- if and $m.scaled (eq $m.kind "Deployment") }}{{ fail (printf "%s workers.autoscaling needs workers.kind StatefulSet or LeaderWorkerSet" $at) }}{{ end }}
 {{- if and $m.scaled (gt (int $m.pods) 1) (ne $m.kind "LeaderWorkerSet") }}{{ fail (printf "%s workers.autoscaling with podsPerReplica %d needs workers.kind LeaderWorkerSet: a StatefulSet is scaled by pods, not by replicas" $at (int $m.pods)) }}{{ end }}
+{{- if and $m.sleeps (eq $m.workers.autoscaling.kind "hpa") }}{{ fail (printf "%s workers.autoscaling.minReplicas 0 needs workers.autoscaling.kind keda: an HPA keeps one" $at) }}{{ end }}
 {{- if and (eq $m.workers.autoscaling.kind "hpa") (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s workers.autoscaling.kind hpa needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
 {{- if and $m.gateway.autoscaling.enabled (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s gateway.autoscaling needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
 {{- if and (eq $m.modelCache.kind "hostPath") (not $m.modelCache.hostPath) }}{{ fail (printf "%s modelCache.kind hostPath needs modelCache.hostPath" $at) }}{{ end }}

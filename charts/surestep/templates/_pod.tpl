@@ -1,4 +1,4 @@
-{{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model). */}}
+{{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model), about. */}}
 {{- define "surestep.podSpec" -}}
 serviceAccountName: {{ include "surestep.serviceAccountName" .root | quote }}
 automountServiceAccountToken: false
@@ -22,9 +22,36 @@ nodeSelector:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .part.topologySpreadConstraints }}
+{{- if .part.topologySpreadConstraints }}
 topologySpreadConstraints:
+  {{- toYaml .part.topologySpreadConstraints | nindent 2 }}
+{{- else if not .part.affinity }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "surestep.selector" .about | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{- /* What the values add to a container. Arguments: envFrom, lifecycle. */}}
+{{- define "surestep.containerExtras" -}}
+{{- with .envFrom }}
+envFrom:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .lifecycle }}
+lifecycle:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Content of Secrets that are there: an upgrade replaces, one by one, the pods that have read an older one. Arguments: root, names. */}}
+{{- define "surestep.secretsRead" -}}
+{{- range $name := without .names "" }}
+{{- with lookup "v1" "Secret" $.root.Release.Namespace $name }}{{ toYaml .data }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -92,7 +119,7 @@ failureThreshold: 6
 {{- /* Arguments: root, m, service. */}}
 {{- define "surestep.commonVolumes" -}}
 - name: tmp
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ .root.Values.emptyDirs.tmp | quote }}}
 - name: settings
   configMap:
     name: {{ .m.base }}-settings
@@ -123,7 +150,7 @@ failureThreshold: 6
 {{- $cache := .modelCache }}
 - name: models
   {{- if eq $cache.kind "emptyDir" }}
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ $cache.size | quote }}}
   {{- else if eq $cache.kind "hostPath" }}
   hostPath:
     path: {{ $cache.hostPath | quote }}

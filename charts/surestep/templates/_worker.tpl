@@ -31,7 +31,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "surestep.podSpec" (dict "root" $root "part" $w) | nindent 2 }}
+  {{- include "surestep.podSpec" (dict "root" $root "part" $w "about" .about) | nindent 2 }}
   {{- with $w.runtimeClassName }}
   runtimeClassName: {{ . | quote }}
   {{- end }}
@@ -42,8 +42,13 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   terminationGracePeriodSeconds: {{ int $w.terminationGracePeriodSeconds }}
-  {{- if $m.fetched }}
+  {{- if or $m.fetched $w.initContainers }}
   initContainers:
+    {{- with $w.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  {{- if $m.fetched }}
     {{- include "surestep.fetch" (dict "root" $root "m" $m "image" $w.image "textOnly" false "makes" (ternary "/models/.kernels" "" $cuda) "env" $w.env) | nindent 4 }}
   {{- end }}
   containers:
@@ -121,6 +126,7 @@ spec:
         {{- with $w.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- include "surestep.containerExtras" $w | nindent 6 }}
       resources:
         {{- include "surestep.resources" $resources | nindent 8 }}
       {{- if eq $m.kind "Deployment" }}
@@ -153,12 +159,15 @@ spec:
         {{- with $w.volumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $w.containers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "surestep.commonVolumes" (dict "root" $root "m" $m "service" "worker") | nindent 4 }}
     {{- include "surestep.modelVolume" $m | nindent 4 }}
     {{- if and $cuda (not $m.fetched) }}
     - name: kernels
-      emptyDir: {}
+      emptyDir: {sizeLimit: 2Gi}
     {{- end }}
     {{- if $shm }}
     - name: shm
