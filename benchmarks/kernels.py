@@ -30,13 +30,18 @@ QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
 QWEN3_SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # of 0.6B
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
-FORMATS = ("bf16", "fp8", "int4", "mxfp4", "affine4", "affine4_f32", "affine8", "affine8_f32")
+FORMATS = (
+    *("bf16", "fp8", "int4", "mxfp4", "nvfp4"),
+    *("affine4", "affine4_f32", "affine8", "affine8_f32"),
+)
+NVFP4_GROUP = 16
 AFFINE_GROUP = 32  # of most block types of GGUF
 BYTES = {  # of an element, of the header of a group
     WeightFormat.BF16: (2, 0),
     WeightFormat.FP8: (1, 4),
     WeightFormat.INT4: (0.5, 4),
     WeightFormat.MXFP4: (0.5, 1),
+    WeightFormat.NVFP4: (0.5, 4),
     WeightFormat.AFFINE4: (0.5, 4),
     WeightFormat.AFFINE8: (1, 4),
     WeightFormat.AFFINE4_F32: (0.5, 8),
@@ -88,6 +93,10 @@ def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
         codes = torch.randint(16, (n, k), dtype=torch.uint8)
         exponents = torch.randint(115, 125, (n, k // MXFP4_GROUP), dtype=torch.uint8)
         return kernels.pack_quantized(QuantizedWeight(codes, exponents, None, MXFP4_GROUP))
+    if format_ == "nvfp4":
+        codes = torch.randint(16, (n, k), dtype=torch.uint8)
+        scales = torch.rand(n, k // NVFP4_GROUP) * 0.05
+        return kernels.pack_quantized(QuantizedWeight(codes, scales, None, NVFP4_GROUP))
     if format_.startswith("affine"):
         return kernels.pack_quantized(affine(format_, n, k))
     group = 128 if k % 128 == 0 else 64
@@ -120,7 +129,7 @@ def linear_cases(kernels: KernelSet) -> Iterator[Case]:
     for (n, k), format_ in product((*SHAPES, (VOCAB, HIDDEN)), FORMATS):
         packed = [pack(kernels, format_, n, k) for _ in range(-(-40_000 // n))]
         weights, megabytes = cycle(packed), read_megabytes(packed[0])
-        for m in (1, 5, 8, 32, 256):
+        for m in (1, 5, 8, 32, 64, 256):
             x = rand(m, k)
             run = lambda x=x, w=weights: kernels.linear(x, next(w))  # noqa: E731
             yield Case(f"linear {format_}", f"M={m} N={n} K={k}", run, megabytes, 2e-6 * m * n * k)

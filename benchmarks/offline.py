@@ -53,6 +53,7 @@ class Round:
     num_steps: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    step_ms: dict[str, float]  # of the mean step on rank 0, by phase
 
     def summary(self) -> dict[str, float]:
         """Ratios worth printing."""
@@ -61,6 +62,7 @@ class Round:
             "tok_s": self.tok_s,
             "tokens_per_step": num_tokens / max(1, self.num_steps),
             "acceptance": self.num_accepted_tokens / max(1, self.num_draft_tokens),
+            **self.step_ms,
         }
 
 
@@ -136,10 +138,12 @@ async def measure(
         async with gate:
             return [chunk async for chunk in stub.Generate(request, timeout=args.timeout)]
 
+    before = await stub.Stats(scheduler_pb2.StatsRequest(), timeout=args.timeout)
     start = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(generate(r)) for r in requests(args, seed, num_drafts)]
     wall_s = time.perf_counter() - start
+    after = await stub.Stats(scheduler_pb2.StatsRequest(), timeout=args.timeout)
     replies = [task.result() for task in tasks]
     outputs = [tuple(i for chunk in reply for i in chunk.token_ids) for reply in replies]
     ends = [reply[-1].end for reply in replies]
@@ -149,7 +153,22 @@ async def measure(
         num_steps=sum(end.num_steps for end in ends),
         num_draft_tokens=sum(end.num_draft_tokens for end in ends),
         num_accepted_tokens=sum(end.num_accepted_tokens for end in ends),
+        step_ms=phases_ms(before, after),
     )
+
+
+def phases_ms(
+    before: scheduler_pb2.SchedulerStats, after: scheduler_pb2.SchedulerStats
+) -> dict[str, float]:
+    """Return how long rank 0 was in each phase of a step, on average, between two moments."""
+    (spent,), (earlier,) = after.steps.ranks[:1], before.steps.ranks[:1]
+    num_steps = max(1, after.num_steps - before.num_steps)
+    return {
+        f"{field.name.removesuffix('_s')}_ms": 1e3
+        * (getattr(spent, field.name) - getattr(earlier, field.name))
+        / num_steps
+        for field in spent.DESCRIPTOR.fields
+    }
 
 
 async def throughput(args: argparse.Namespace) -> dict[str, Any]:

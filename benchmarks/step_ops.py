@@ -194,7 +194,6 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     native, lines = load_cpu(), list[dict[str, Any]]()
-    assert native is not None
     native.set_num_threads(args.threads)
     for case in cases(native, args.vocab):
         if args.ops and case.op not in args.ops:

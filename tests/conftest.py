@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from pathlib import Path
 from typing import Any
 
+import _pytest.runner
 import pytest
 import torch
+from _pytest.outcomes import TEST_OUTCOME
 from hypothesis import HealthCheck, settings
+
+# Where a fixture's end is cancelled, pytest would skip those of all other fixtures, in every later test too.
+setattr(_pytest.runner, "TEST_OUTCOME", (*TEST_OUTCOME, asyncio.CancelledError))  # noqa: B010
 
 pytest_plugins = ["support.suite.rotation"]
 SEED = 20_260_131

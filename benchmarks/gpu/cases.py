@@ -62,13 +62,13 @@ def add_rms_norm(s: Sizes) -> Iterator[Case]:
         yield Case("add_rms_norm", f"T={m} H={s.hidden}", partial(make, m=m))
 
 
-def silu_and_mul(s: Sizes) -> Iterator[Case]:
+def _activation(op: str, s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        run = partial(kernels().silu_and_mul, activations(device, m, 2 * s.inner))
+        run = partial(getattr(kernels(), op), activations(device, m, 2 * s.inner))
         return Work(run, 3 * m * s.inner * BYTES)
 
     for m in s.rows:
-        yield Case("silu_and_mul", f"T={m} I={s.inner}", partial(make, m=m))
+        yield Case(op, f"T={m} I={s.inner}", partial(make, m=m))
 
 
 def rotary(s: Sizes) -> Iterator[Case]:
@@ -178,7 +178,8 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "rms_norm": rms_norm,
     "rms_norm_heads": rms_norm_heads,
     "add_rms_norm": add_rms_norm,
-    "silu_and_mul": silu_and_mul,
+    "silu_and_mul": partial(_activation, "silu_and_mul"),
+    "gelu_and_mul": partial(_activation, "gelu_and_mul"),
     "rotary": rotary,
     "linear": linear,
     "linear_sequential": linear_sequential,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -27,16 +27,16 @@ def _weight(device: str, n: int, k: int) -> PackedLinear:
     return _kernels().pack_linear(activations(device, n, k))
 
 
-def linear_silu_and_mul(s: Sizes) -> Iterator[Case]:
+def _linear_activation(op: str, s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
         x, packed = activations(device, m, s.hidden), _weight(device, 2 * s.inner, s.hidden)
         moved = packed.data.nbytes + x.nbytes + m * s.inner * BYTES
-        run = partial(_kernels().linear_silu_and_mul, x, packed)
+        run = partial(getattr(_kernels(), op), x, packed)
         return Work(run, moved, 4 * m * s.inner * s.hidden)
 
     for m in s.rows:
         shape = f"M={m} I={s.inner} K={s.hidden}"
-        yield Case("linear_silu_and_mul", shape, partial(make, m=m), cold=True)
+        yield Case(op, shape, partial(make, m=m), cold=True)
 
 
 def linear_add_rms_norm(s: Sizes) -> Iterator[Case]:
@@ -102,8 +102,9 @@ def draft_head(s: Sizes) -> Iterator[Case]:
         yield Case(f"draft_head {name}", f"M={m} N={n} K={k}", sized, cold=True)
 
 
-OPS = {
-    "linear_silu_and_mul": linear_silu_and_mul,
+OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
+    "linear_silu_and_mul": partial(_linear_activation, "linear_silu_and_mul"),
+    "linear_gelu_and_mul": partial(_linear_activation, "linear_gelu_and_mul"),
     "linear_add_rms_norm": linear_add_rms_norm,
     "project_heads": project_heads,
     "draft_head": draft_head,

@@ -17,10 +17,11 @@ import torch
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.cache.caches import Caches
-from surestep_worker.cache.kv_cache import KVCache, KVHeads
+from surestep_worker.cache.kv_cache import KVCache, KVHeads, LatentWidths
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.context import GroupPages, StepBatch
+from surestep_worker.layers.draft_head import BlockPass
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.startup.choose_kernels import choose_kernels
 from torch import Tensor
@@ -45,9 +46,11 @@ class Observed(NamedTuple):
 class Recorder:
     """A draft head that drafts nothing: it only keeps what a head could read."""
 
+    reads_hidden, capturable = True, True
     other_layers: tuple[int, ...] | None = None
-    kv_layers: tuple[KVHeads, ...] = ()
+    kv_layers: tuple[KVHeads | LatentWidths, ...] = ()
     token_ids: Tensor | None = None
+    block: BlockPass | None = None
 
     def __init__(self, layers: Sequence[int], model_width: int) -> None:
         self.captured_layers = tuple(layers)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from support.checkpoints.changes import change_config, change_tensors
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.stack import environment
 
@@ -30,11 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edit_config(**changes: object) -> Callable[[Path], object]:
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return edit
+    return lambda folder: change_config(folder, **changes)
 
 
 def cut_weights(folder: Path) -> None:
@@ -43,10 +39,10 @@ def cut_weights(folder: Path) -> None:
 
 
 def spoil_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
-    save_file(tensors, path, metadata={"format": "pt"})
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+
+    change_tensors(folder, spoil)
 
 
 def grow_tokenizer(folder: Path) -> None:
@@ -153,7 +149,7 @@ def test_the_reason_is_given_soon(checkpoint: Path, tmp_path: Path, damage: str)
         check=False,
     )
     took_s = time.monotonic() - began
-    assert ended.returncode == 1
+    assert ended.returncode in (1, 2)  # 1 where the gateway sees it first
     assert took_s < LONGEST_S
     assert "Traceback" not in ended.stderr
     assert [word for word in words if word not in ended.stderr] == [], ended.stderr

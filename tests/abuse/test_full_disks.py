@@ -31,7 +31,7 @@ def test_a_server_starts_and_goes_on_without_a_byte_of_disk(tmp_path: Path) -> N
     with abused(
         tmp_path,
         num_streams=4,
-        max_tokens=60,
+        max_tokens=300,
         within=within(dict.fromkeys(places, "64k"), filled=places),
         variables={"XDG_CACHE_HOME": str(cache), "TMPDIR": str(scratch)},
     ) as server:
@@ -48,7 +48,7 @@ def test_disks_that_fill_in_the_middle_end_nothing(tmp_path: Path) -> None:
     with abused(
         tmp_path,
         num_streams=4,
-        max_tokens=60,
+        max_tokens=300,
         within=within(sizes, filled=()),
         variables={"TMPDIR": str(scratch)},
     ) as server:

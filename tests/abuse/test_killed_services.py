@@ -22,7 +22,7 @@ KILLS_IN_FULL = 10
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     folder = tmp_path_factory.mktemp("killed")
     ranks = "--tensor-parallel-size", "2"
-    with abused(folder, *ranks, num_streams=4, max_tokens=100) as running:
+    with abused(folder, *ranks, num_streams=4, max_tokens=400) as running:
         yield running
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(3, turn=1)]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     folder = tmp_path_factory.mktemp("folder")
-    with abused(folder, "--tensor-parallel-size", "2", num_streams=4, max_tokens=120) as running:
+    with abused(folder, "--tensor-parallel-size", "2", num_streams=4, max_tokens=400) as running:
         yield running
 
 

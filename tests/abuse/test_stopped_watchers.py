@@ -19,7 +19,7 @@ LONGEST_S = 20.0  # that any client may wait for its next token
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     folder = tmp_path_factory.mktemp("stopped")
-    with abused(folder, "--tensor-parallel-size", "1", num_streams=4, max_tokens=80) as running:
+    with abused(folder, "--tensor-parallel-size", "1", num_streams=4, max_tokens=400) as running:
         yield running
 
 

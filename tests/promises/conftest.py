@@ -10,6 +10,10 @@ import pytest
 import torch
 from support.parity.bench import (
     ParityBench,
+    make_branches,
+    make_draft_hybrid,
+    make_draft_model,
+    make_draft_twin,
     make_eagle3,
     make_eagle3_gpt_oss,
     make_eagle3_hybrid,
@@ -17,7 +21,9 @@ from support.parity.bench import (
     make_hybrid,
     make_least_gpt_oss,
     make_model,
+    make_small,
 )
+from support.parity.block_drafters import make_dflash, make_dflash_hybrid, make_peagle
 from support.parity.grammars import make_guided_requests, with_tokenizer
 from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
 
@@ -32,12 +38,13 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _bench(make: Make) -> Callable[..., ParityBench]:
+def _bench(make: Make, implementation: str = "auto") -> Callable[..., ParityBench]:
     """A fixture: what every request answers alone without speculation, of a model made so."""
 
     @pytest.fixture(scope="session")
     def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-        return ParityBench(tmp_path_factory.mktemp("bench"), make)
+        folder = tmp_path_factory.mktemp("bench")
+        return ParityBench(folder, make, implementation=implementation)
 
     return bench
 
@@ -67,11 +74,28 @@ def _guided(make: Make) -> Callable[..., ParityBench]:
 bench = _bench(make_model)
 hybrid_bench = _bench(make_hybrid)  # with an MTP head
 eagle3_bench = _bench(make_eagle3)  # whose head is mostly right; those of the next two are random
+eagle3_theirs_bench = _bench(make_eagle3, implementation="transformers")
 eagle3_hybrid_bench = _bench(make_eagle3_hybrid)
+peagle_bench = _bench(make_peagle)  # whose head is random, too
 eagle3_gpt_oss_bench = _bench(make_eagle3_gpt_oss)
+dflash_bench = _bench(make_dflash)  # mostly right; the drafter of the hybrid is random
+dflash_theirs_bench = _bench(make_dflash, implementation="transformers")
+dflash_hybrid_bench = _bench(make_dflash_hybrid)
+draft_model_bench = _bench(make_draft_model)  # mostly right, and so is what drafts for cohere
+draft_theirs_bench = _bench(partial(make_draft_twin, "cohere"))
+draft_hybrid_bench = _bench(make_draft_hybrid)  # whose draft model is random
 gpt_oss_bench = _bench(make_gpt_oss)  # with windows much shorter than the requests
+mixtral_bench = _bench(partial(make_small, "mixtral"))
+qwen3_moe_bench = _bench(partial(make_small, "qwen3_moe"))
+phi3_bench = _bench(partial(make_small, "phi3"))
+smollm3_bench = _bench(partial(make_small, "smollm3"))
+cohere_bench = _bench(partial(make_small, "cohere"))
 glm_dsa_bench = _bench(make_glm_dsa)  # requests are longer than what its indexers choose
 deepseek_bench = _bench(make_deepseek_v3)
+gemma2_bench = _bench(partial(make_branches, name="gemma2"))  # with caps, and windows of 6 tokens
+gemma3_bench = _bench(partial(make_branches, name="gemma3"))
+olmo3_bench = _bench(partial(make_branches, name="olmo3"))
+granite_bench = _bench(partial(make_branches, name="granite"))
 least_gpt_oss_bench = _least_bench(mxfp4=False)
 least_mxfp4_bench = _least_bench(mxfp4=True)
 guided_bench = _guided(make_model)

@@ -19,7 +19,8 @@ _PATH = re.compile(  # of a file or folder of the repository, with stars for som
     r"/[\w/.*-]+|benchmarks/[\w*]+\.py)`"
 )
 _MAX_FIRST_PAGE = 100  # lines
-_MAX_WORDS = 40_000  # of all pages but the notebook, as `wc -w` counts
+_MAX_WORDS = 40_000  # of the pages that are read, as `wc -w` counts
+_MAX_REFERENCE_WORDS = 2_500  # of those in which a word, a question or a size is looked up
 _MAX_FIRST_SENTENCE = 30  # words
 _WAITING = "What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those"  # for their noun
 _WAITING_SENTENCE = re.compile(
@@ -75,15 +76,19 @@ def test_first_pages_are_short() -> None:
     assert {name: n for name, n in lengths.items() if n > _MAX_FIRST_PAGE} == {}
 
 
-def _pages() -> list[Path]:
+def _pages(folders: str = "use|run|change") -> list[Path]:
     """Return the pages that readers need: all but the notebook in docs/lab."""
-    return [ROOT / name for name in tracked() if re.match(r"docs/(use|run|change)/.*\.md$", name)]
+    return [ROOT / name for name in tracked() if re.match(rf"docs/({folders})/.*\.md$", name)]
 
 
-def test_pages_are_few_words() -> None:
-    words = {page.name: len(page.read_text().split()) for page in _pages()}
-    assert len(words) > 20
-    assert sum(words.values()) <= _MAX_WORDS, words
+@pytest.mark.parametrize(
+    ("folders", "least", "most"),
+    [("use|run|change", 20, _MAX_WORDS), ("reference", 4, _MAX_REFERENCE_WORDS)],
+)
+def test_pages_are_few_words(folders: str, least: int, most: int) -> None:
+    words = {page.name: len(page.read_text().split()) for page in _pages(folders)}
+    assert len(words) > least
+    assert sum(words.values()) <= most, words
 
 
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: page.stem)
@@ -97,7 +102,7 @@ def test_a_page_begins_with_what_the_reader_gets(page: Path) -> None:
     assert any(paragraph.startswith("```") for paragraph in paragraphs[1:])
 
 
-@pytest.mark.parametrize("page", _pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", _pages("use|run|change|reference"), ids=lambda page: page.stem)
 def test_no_sentence_waits_for_its_noun(page: Path) -> None:
     assert _WAITING_SENTENCE.findall(_text(page)) == []
 

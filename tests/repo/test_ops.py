@@ -11,7 +11,8 @@ from repo.source import PACKAGES, ROOT, tracked
 
 _PACKAGE = ROOT / PACKAGES["surestep_kernels"] / "surestep_kernels"
 _SHARED = {"columns"}  # what the implementations of all ops in one language share
-_TESTED_WITHIN = {"gather_tokens": "gather_step"}  # which is made of it
+# Which is made of it; which has one test with it.
+_TESTED_WITHIN = {"gather_tokens": "gather_step", "gelu_and_mul": "silu_and_mul"}
 _COLUMNS = {"reference.py", "cpu.c", "cpu.py", "triton.py"}
 _SYMBOL = re.compile(r"^\w[\w ]*\bsurestep_(\w+)\([^;{]*\{", re.MULTILINE)
 

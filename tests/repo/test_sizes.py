@@ -32,8 +32,6 @@ _MEDIAN_WAIVERS = {
     "scheduler_svc/surestep_scheduler/vllm": 105,
     "worker_svc/surestep_worker/drafters": 56,
     "worker_svc/surestep_worker/host": 56,
-    "worker_svc/surestep_worker/layers": 111,
-    "worker_svc/surestep_worker/models": 110,
 }  # folder -> lines its median has: joining raises it, splitting does not lower it
 
 

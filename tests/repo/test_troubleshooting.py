@@ -13,6 +13,7 @@ from surestep_common.errors import ERROR_TABLE
 from surestep_scheduler.engine.incidents import Cause
 
 PAGE = (ROOT / "docs" / "run" / "troubleshooting.md").read_text()
+LISTED = (ROOT / "docs" / "messages.md").read_text()
 _MEMORY = "### Memory"  # has the warnings about it
 _FOREIGN = "## Containers and machines"  # what others say cannot be looked up here
 _BY_CODE, _CAUSES, _LOG = "### By code", "## Workers are lost", "## A line in the log"
@@ -123,3 +124,28 @@ def test_every_typed_error_has_an_entry() -> None:
 
 def test_every_cause_of_an_incident_has_an_entry() -> None:
     assert list(_first_cells(_section(_CAUSES))) == [f"`{cause}`" for cause in Cause]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "rank 0 cannot start: max_model_len 999999: the model has 8192 positions; use 8192 at most",
+        "--tensor-parallel-size 7 does not divide the model's 9 heads: 1, 3, 9 do",
+        "--device cuda: torch 2.13.0+cpu was built for CPUs",
+        "cannot keep 'a/b' in /models: Permission denied",
+        "no server at http://a:8000: start one with 'surestep serve', or name another with --url",
+        "cannot listen on port 8000 of 127.0.0.1: Address already in use",
+        "no model 'x' is served: SmolLM2-135M-Instruct",
+        "the stream ended without [DONE]",
+        "speculative config: method draft_model needs the draft model's folder as model",
+        "no C kernels: no C compiler (cc), and no kernels were compiled ahead: install gcc",
+        "/models/x holds no config.json: not a model in Hugging Face format",
+        "--kv-cache-memory: 25.63 GiB, but only 20.73 GiB are left of the machine's memory",
+    ],
+)
+def test_what_users_see_is_listed(seen: str) -> None:
+    """Messages as they came from a command that was wrong, in the list of all."""
+    cells = re.findall(r"^\| <a id=.*?></a>`(.+?)` \|", LISTED, re.MULTILINE)
+    assert len(cells) > 400
+    known = [_pattern(cell.replace("\\|", "|")) for cell in cells]
+    assert any(pattern.search(seen) and len(pattern.pattern) > 16 for pattern in known)

@@ -130,6 +130,7 @@ async def test_offline_compares_drafts_on_and_off_over_the_same_prompts() -> Non
     assert plain["tok_s"] > 0
     (figures,) = compared["concurrency"].values()
     assert figures["off"]["tokens_per_step"] == 1
+    assert figures["off"]["forward_ms"] == pytest.approx(1e3 * toy_servers.FORWARD_S)
     assert figures["on"]["tokens_per_step"] == toy_servers.TOKENS_PER_DRAFTED_STEP
     assert figures["on"]["acceptance"] == 0.5
     assert (figures["on"]["equal_outputs"], figures["on"]["outputs"]) == (9, 9)

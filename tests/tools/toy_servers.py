@@ -14,6 +14,7 @@ from surestep_common.rpc import Server
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 
 TOKENS_PER_DRAFTED_STEP = 4
+FORWARD_S = 0.01  # of a step, as it says
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -47,6 +48,17 @@ async def models(_: web.Request) -> web.Response:
 class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Counts up from the prompt's last id, several tokens at a time when drafts are allowed."""
 
+    def __init__(self) -> None:
+        self._num_steps = 0
+
+    async def Stats(
+        self, request: scheduler_pb2.StatsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> scheduler_pb2.SchedulerStats:
+        """Tell how long its only rank says that it was in the model."""
+        rank = scheduler_pb2.RankSeconds(forward_s=FORWARD_S * self._num_steps)
+        steps = scheduler_pb2.StepStats(ranks=[rank])
+        return scheduler_pb2.SchedulerStats(num_steps=self._num_steps, steps=steps)
+
     async def Generate(
         self, request: scheduler_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[scheduler_pb2.GenerateChunk]:
@@ -56,6 +68,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         ids = [request.prompt_ids[-1] + 1 + i for i in range(request.max_tokens)]
         steps = [ids[i : i + stride] for i in range(0, len(ids), stride)]
         for step in steps:
+            self._num_steps += 1
             yield scheduler_pb2.GenerateChunk(token_ids=step)
         accepted = len(ids) - len(steps)
         end = scheduler_pb2.RequestEnd(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from support.clients.vector_requests import POOLINGS
@@ -16,7 +17,8 @@ from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import SnapshotCache
-from surestep_scheduler.core.messages import Extend, GiveBack, Plan
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Extend, GiveBack, Kept, Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.slots import CachedPrefix, Lookup, Tables, fresh_blocks
 from surestep_scheduler.core.state import SchedulerState
@@ -118,6 +120,8 @@ def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     assert counters.accepted_tokens > 20
     assert counters.preemptions > counters.displacements > 2
     assert counters.replayed_requests > 2
+    limits = machine.state.limits
+    assert machine.num_kept > 5 or limits.recurrent or not limits.enable_prefix_caching
     if kind in ("recurrent", "both"):
         assert counters.snapshots_taken > 20
         assert counters.snapshot_hits > 2
@@ -133,12 +137,41 @@ class NoQuarantine(SchedulerState):
 
 
 class StaleCache(SchedulerState):
-    """Trusts what an earlier epoch left in the workers' blocks."""
+    """Trusts what an earlier epoch left in the workers' blocks, which have kept nothing."""
 
-    def _reset_workers(self) -> None:
-        pool = getattr(self, "pool", None)
-        super()._reset_workers()
-        self.pool = pool or self.pool
+    def forget_caches(self) -> None:
+        pool, snapshots = getattr(self, "pool", None), getattr(self, "snapshots", None)
+        super().forget_caches()
+        self.pool, self.snapshots = pool or self.pool, snapshots or self.snapshots
+
+
+class KeepsAll(SchedulerState):
+    """Keeps blocks that the workers have not found whole."""
+
+    def open_epoch(self, epoch: int, limits: Limits, kept: Kept | None = None) -> None:
+        if kept is not None:
+            every = np.ones_like(kept.blocks)
+            kept = kept._replace(blocks=every, drafted=every)
+        super().open_epoch(epoch, limits, kept)
+
+
+class KeepsDrafterRows(SchedulerState):
+    """Takes the drafter's rows of every block that is kept for kept."""
+
+    def open_epoch(self, epoch: int, limits: Limits, kept: Kept | None = None) -> None:
+        if kept is not None:
+            kept = kept._replace(drafted=kept.blocks)
+        super().open_epoch(epoch, limits, kept)
+
+
+class KeepsSnapshots(SchedulerState):
+    """Keeps all snapshots of recurrent state."""
+
+    def open_epoch(self, epoch: int, limits: Limits, kept: Kept | None = None) -> None:
+        if kept is not None:
+            lengths = self.snapshots.lengths(limits.block_size)
+            kept = kept._replace(snapshots=lengths)
+        super().open_epoch(epoch, limits, kept)
 
 
 class LateResultsCount(SchedulerState):
@@ -272,6 +305,9 @@ class HitWithoutWindow(SchedulerState):
     [
         (NoQuarantine, "stateless"),
         (StaleCache, "stateless"),
+        (KeepsAll, "stateless"),
+        (KeepsDrafterRows, "drafter"),
+        (KeepsSnapshots, "recurrent"),
         (LateResultsCount, "stateless"),
         (StaleDrafterRows, "drafter"),
         (RestoredWithoutHold, "both"),

@@ -40,7 +40,7 @@ _GROWTH = 1.3, 64 << 20  # of a process' memory: times, plus bytes
 
 @dataclass
 class Soak:
-    """What a soak saw. Times are on the monotonic clock, in seconds."""
+    """Outcome of a soak. Times are on the monotonic clock, in seconds."""
 
     failures: list[str] = field(default_factory=list)
     requests: int = 0
@@ -50,7 +50,7 @@ class Soak:
     answers: list[Answer] = field(default_factory=list)
 
     def pauses_s(self) -> list[float]:
-        """How long each stream that was open at a fault waited across it."""
+        """Return how long each stream that was open at a fault waited across it."""
         return sorted(
             waited
             for answer in self.answers
@@ -59,7 +59,7 @@ class Soak:
         )
 
     def summary(self) -> str:
-        """One line."""
+        """Return the outcome in a line."""
         pauses = self.pauses_s() or [0.0]
         p99 = statistics.quantiles(pauses, n=100)[-1] if len(pauses) > 1 else pauses[0]
         kinds = ", ".join(f"{name} {count}" for name, count in self.kinds().most_common())
@@ -87,7 +87,7 @@ def pool(rng: random.Random) -> list[Ask]:
 async def soak(
     served: Served, seconds: float, every_s: tuple[float, float], rng: random.Random
 ) -> Soak:
-    """Run it. What clients saw that they should not is in `failures`."""
+    """Run a soak; `failures` of its outcome says what clients should not have seen."""
     asks = pool(rng) + served.asks
     expected = []
     for start in range(0, len(asks), STREAMS):
@@ -124,7 +124,7 @@ async def _keep_asking(
 async def _ask_once(
     client: AsyncOpenAI, request: Ask, expected: Answer, leaves_after: int | None, seen: Soak
 ) -> list[str]:
-    """One request, broken off after so many tokens if any; what was wrong with its answer."""
+    """Send a request, broken off after so many tokens if any; return what was wrong with its answer."""
     tally, answer = Tally(), Answer.of(request)
     seen.answers.append(answer)
     reading = asyncio.ensure_future(stream(client, request, tally, answer))
@@ -162,9 +162,9 @@ async def _keep_hurting(
 
 
 def _hurt(server: FaultyServer, fault: Fault, rank: int) -> None:
-    """Signals need processes to go to: whoever is gone has to be back."""
+    """Cause a fault once all processes are back: signals need them to go to."""
     server.stack.wait_until(server.stack.is_ready, "readiness")
-    fault.inject(server, rank)
+    fault.inject(server, server.targets(), rank)
 
 
 def memory(server: FaultyServer) -> dict[str, int]:

@@ -36,14 +36,14 @@ AT = 300  # tokens that all streams together have delivered before the fault
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    """Another server of the same model. It does not outlive its test."""
+    """Start a second server of the same model, ended with its test."""
     folder = tmp_path_factory.mktemp("second")
     with serve_for_faults(model(PLAIN, folder), folder, *flags(PLAIN)) as server:
         yield server
 
 
 class Front(NamedTuple):
-    """One more gateway."""
+    """A gateway beside the server's own."""
 
     url: str
     process: Process
@@ -51,7 +51,7 @@ class Front(NamedTuple):
 
 @asynccontextmanager
 async def gateway_to(served: Served, *schedulers: str, port: int = 0) -> AsyncIterator[Front]:
-    """One more gateway, in front of `schedulers`."""
+    """Start a gateway in front of `schedulers`, ended with the context."""
     port = port or free_port()
     flags = (
         *("--scheduler-url", ",".join(schedulers), "--grpc-secret", SECRET),
@@ -107,7 +107,7 @@ def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
 
 @served_by(["none-tp1"])
 def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServer) -> None:
-    """One of two schedulers drains: what it has open goes on at the other one."""
+    """Drain one of two schedulers: its open requests go on at the other."""
 
     def drain() -> None:
         second.send(signal.SIGTERM, second.facts().scheduler_pid)
@@ -265,7 +265,7 @@ def _is_adopted(server: FaultyServer, before: Facts) -> bool:
 
 
 def _loads(server: FaultyServer) -> int:
-    """How often weights were read from the model's folder."""
+    """Return how often weights were read from the model's folder."""
     return (server.stack.logs / "worker0.log").read_text().count("loading weights: 0 of")
 
 
@@ -283,7 +283,7 @@ def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
     loads = _loads(server)
 
     def lose_both() -> None:
-        (rank,), supervisor = before.rank_pids, server.supervisor_pid(0)
+        (rank,), (supervisor,) = before.rank_pids, before.supervisor_pids
         if hangs:
             server.send(signal.SIGSTOP, rank)
         server.send(signal.SIGKILL, supervisor)  # before it sees that the rank hangs
@@ -300,9 +300,10 @@ def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
 
 @pytest.mark.rotates(3)
 def test_a_rank_that_no_supervisor_comes_for_ends(second: FaultyServer) -> None:
-    stack, (rank,) = second.stack, second.facts().rank_pids
+    stack, facts = second.stack, second.facts()
+    (rank,), (supervisor,) = facts.rank_pids, facts.supervisor_pids
     stack.process.send_signal(signal.SIGSTOP)  # the launcher, which would start the next one
-    second.send(signal.SIGKILL, second.supervisor_pid(0))
+    second.send(signal.SIGKILL, supervisor)
     psutil.wait_procs([psutil.Process(rank)], timeout=20)
     assert not psutil.pid_exists(rank)
     stack.process.send_signal(signal.SIGCONT)

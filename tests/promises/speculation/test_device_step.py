@@ -161,6 +161,8 @@ def test_gpt_oss_on_a_device_answers_the_same(
     [
         ("hybrid_bench", "mtp", True),
         ("eagle3_bench", "eagle3", True),
+        ("dflash_bench", "dflash", True),
+        ("draft_model_bench", "draft_model", True),
         ("eagle3_gpt_oss_bench", "eagle3", False),  # of random weights
     ],
 )

@@ -15,6 +15,7 @@ from surestep_kernels.slot_state import SlotState
 from surestep_kernels.table import STEP_REFERENCE, StepOps
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm
+from surestep_worker.cache.caches import Caches
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.head import HeadDrafter, HeadSteps
@@ -22,6 +23,8 @@ from surestep_worker.drafters.inputs import DraftInputs
 from surestep_worker.drafters.ngram import NgramDrafter
 from surestep_worker.drafters.temperature import DraftTemperature
 from surestep_worker.layers.context import StepBatch
+from surestep_worker.models import DraftHead
+from surestep_worker.models.draft_model import DraftModel
 from surestep_worker.models.eagle3.head import Eagle3Head
 from torch import Tensor
 
@@ -31,14 +34,14 @@ FAILURES: Counter[str] = Counter()  # since the test emptied it
 
 
 def _unlucky(kind: str, *what: Any) -> bool:
-    """One time in five."""
+    """Return true one time in five."""
     unlucky = crc32(repr(what).encode()) % 5 == 0
     FAILURES[kind] += unlucky
     return unlucky
 
 
 class _Broken(Exception):
-    """What a drafter raises."""
+    """Exception of a drafter."""
 
 
 class _Faulty:
@@ -170,19 +173,44 @@ def test_a_hopeless_drafter_is_left_alone(
     assert "_Broken" in caplog.text
 
 
-def test_a_head_that_fails_behind_a_position(
-    eagle3_bench: ParityBench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("drafter", "kind"), [("eagle3", Eagle3Head), ("draft_model", DraftModel)])
+def test_a_drafter_that_fails_behind_a_position(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    kind: type[DraftHead],
 ) -> None:
-    """As one that was trained on short texts only: its check at the start sees nothing of it."""
-    right, broken = Eagle3Head.forward, 0
+    """Fail like one that was trained on short texts only, unseen by its check at the start."""
+    right, broken = kind.forward, 0
 
-    def forward(self: Eagle3Head, hidden: torch.Tensor, batch: StepBatch, caches: Any) -> Any:
+    def forward(self: DraftHead, hidden: torch.Tensor, batch: StepBatch, caches: Any) -> Any:
         nonlocal broken
         out, far = right(self, hidden, batch, caches), batch.positions > 24
         broken += int(far.sum())
         return out.masked_fill(far.unsqueeze(1), torch.nan)
 
-    monkeypatch.setattr(Eagle3Head, "forward", forward)
-    conditions = Conditions(after_apply=draft_again)
-    assert check(eagle3_bench, "eagle3", "mixed", 1, conditions) > 0
+    monkeypatch.setattr(kind, "forward", forward)
+    bench: ParityBench = request.getfixturevalue(f"{drafter}_bench")
+    assert check(bench, drafter, "mixed", 1, Conditions(after_apply=draft_again)) > 0
+    assert broken > 100
+
+
+def test_blocks_that_fail_behind_a_position(
+    dflash_bench: ParityBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafts before the row that is not finite are drafted all the same."""
+    head, broken = dflash_bench._model.draft_head, 0
+    assert head is not None
+    assert head.block is not None
+    right = head.block.run
+
+    def run(batch: StepBatch, caches: Caches) -> Tensor:
+        nonlocal broken
+        out, far = right(batch, caches), batch.positions > 24
+        broken += int(far.sum())
+        return out.masked_fill(far.unsqueeze(1), torch.nan)
+
+    monkeypatch.setattr(head, "block", head.block._replace(run=run))
+    conditions = Conditions(after_apply=draft_again, poison=True)
+    assert check(dflash_bench, "dflash", "mixed", 1, conditions) > 0
     assert broken > 100

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.copied_head import make_copied_pair
-from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours, build_runner, load
+from support.checkpoints.dflash import make_counting_pair
+from support.parity.bench import BLOCK_SIZE, BLOCKS, HEAD, Neighbours, build_runner, load
 from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import sampling_pb2 as pb
@@ -91,19 +92,27 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 def accepted_share(
-    folder: Path, mutant: Mutant, patch: pytest.MonkeyPatch, k: int, *, prefix: bool = False
+    folder: Path,
+    mutant: Mutant,
+    patch: pytest.MonkeyPatch,
+    k: int,
+    *,
+    prefix: bool = False,
+    drafter: str = "eagle3",
+    own: int = 9,
 ) -> float:
-    """Of the drafts of greedy requests; with a `prefix`, of those that share one whose blocks were
-    filled while nothing was drafted."""
+    """Share that is accepted of the drafts of greedy requests, each with so many tokens of its
+    `own`; with a `prefix`, of those that share one whose blocks were filled while nothing was
+    drafted."""
     tp, rng = TensorParallel(), random.Random(3)
     model = load(folder, tp)
     mutant(patch, model)
-    built = build_runner(model, tp, WHERE, "eagle3", k)
+    built = build_runner(model, tp, WHERE, drafter, k)
     engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=64)
     shared = rng.choices(range(3, VOCAB), k=6 * BLOCK_SIZE if prefix else 1)
     if prefix:
         engine.run([ask("first", [*shared, 3], draft_cap=0)])
-    engine.run(ask(f"{i}", [*shared, *rng.choices(range(8, VOCAB), k=9)]) for i in range(6))
+    engine.run(ask(f"{i}", [*shared, *rng.choices(range(8, VOCAB), k=own)]) for i in range(6))
     counters = engine.state.counters
     assert counters.draft_tokens > 60 or counters.drafter_faults
     return counters.accepted_tokens / max(1, counters.draft_tokens)
@@ -160,3 +169,14 @@ def test_cached_prefixes(pairs: dict[bool, Path], monkeypatch: pytest.MonkeyPatc
     )
     assert right > 0.3
     assert right > 1.5 * wrong
+
+
+def test_cached_contexts_of_dflash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first drafts of a request repeat what its prefix says."""
+    folder = make_counting_pair(tmp_path / "model", tmp_path / "model" / BLOCKS)
+    right, wrong = (
+        accepted_share(folder, mutant, monkeypatch, 6, prefix=True, drafter="dflash", own=1)
+        for mutant in (nothing, cached_rows_that_nobody_made)
+    )
+    assert right > 0.5
+    assert right > 1.2 * wrong

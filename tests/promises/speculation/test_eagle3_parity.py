@@ -1,4 +1,4 @@
-"""EAGLE-3 heads beside the matrix: lookups, devices, ranks and cached prefixes."""
+"""Draft heads and draft models beside the matrix: lookups, devices, ranks, cached prefixes."""
 
 from __future__ import annotations
 
@@ -64,15 +64,24 @@ def test_lookups_longer_than_what_the_head_may_propose_change_nothing(
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("bench_name", ["eagle3_bench", "eagle3_hybrid_bench"])
+@pytest.mark.parametrize(
+    ("bench_name", "drafter"),
+    [
+        ("eagle3_bench", "eagle3"),
+        ("eagle3_hybrid_bench", "eagle3"),
+        ("dflash_bench", "dflash"),
+        ("draft_model_bench", "draft_model"),
+    ],
+)
 @pytest.mark.rotates(3)
 def test_steps_of_a_device_change_nothing(
-    request: pytest.FixtureRequest, bench_name: str, graphs: bool
+    request: pytest.FixtureRequest, bench_name: str, drafter: str, graphs: bool
 ) -> None:
     """Launched without waiting, or captured, where every draft is drawn as a random one."""
     bench: ParityBench = request.getfixturevalue(bench_name)
     conditions = Conditions(step_ops=STEP_REFERENCE, graphs=graphs)
-    answers = bench.run("mixed", drafter="eagle3", k=3, depth=2, conditions=conditions)
+    answers = bench.run("mixed", drafter=drafter, k=3, depth=2, conditions=conditions)
+    assert (sum(bench.captured) > 0) == graphs
     for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, name
     drafted, accepted = total(answers, "num_drafts"), total(answers, "num_accepted")
@@ -86,6 +95,10 @@ def test_steps_of_a_device_change_nothing(
         ("eagle3_bench", f"eagle3{LOOKUP}"),
         ("eagle3_hybrid_bench", "eagle3"),
         ("eagle3_gpt_oss_bench", "eagle3"),
+        ("dflash_bench", f"dflash{LOOKUP}"),
+        ("dflash_hybrid_bench", "dflash"),
+        ("draft_model_bench", f"draft_model{LOOKUP}"),
+        ("draft_hybrid_bench", "draft_model"),
     ],
 )
 @pytest.mark.rotates(4)
@@ -108,11 +121,13 @@ def ask(engine: LocalEngine, name: str, prompt: list[int], temperature: float = 
     return engine.run([made])[name].token_ids
 
 
-def served(bench: ParityBench, cut: int, *, caching: bool) -> tuple[list[list[int]], int, int]:
+def served(
+    bench: ParityBench, cut: int, *, caching: bool, drafter: str = "eagle3"
+) -> tuple[list[list[int]], int, int]:
     """A prompt, one that leaves it after `cut` tokens, then both again: answers, drafts, accepted."""
     tp, rng = TensorParallel(), random.Random(8)
     first, other = rng.choices(range(3, VOCAB), k=41), rng.choices(range(3, VOCAB), k=20)
-    built = build_runner(load(bench.folder, tp), tp, CACHED, "eagle3", 3)
+    built = build_runner(load(bench.folder, tp), tp, CACHED, drafter, 3)
     engine = LocalEngine(
         one_rank(built.runner),
         built.facts,
@@ -127,13 +142,15 @@ def served(bench: ParityBench, cut: int, *, caching: bool) -> tuple[list[list[in
 
 
 @pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+@pytest.mark.parametrize("drafter", ["eagle3", "dflash", "draft_model"])
 @pytest.mark.rotates(3)
 def test_a_cached_prefix_changes_neither_tokens_nor_acceptance(
-    eagle3_bench: ParityBench, cut: int
+    request: pytest.FixtureRequest, drafter: str, cut: int
 ) -> None:
     """Prefixes are left at every offset from a block's border."""
-    cached = served(eagle3_bench, cut, caching=True)
-    assert cached == served(eagle3_bench, cut, caching=False)
+    bench: ParityBench = request.getfixturevalue(f"{drafter}_bench")
+    cached = served(bench, cut, caching=True, drafter=drafter)
+    assert cached == served(bench, cut, caching=False, drafter=drafter)
     assert cached[2] > 0
 
 

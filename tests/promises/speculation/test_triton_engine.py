@@ -29,15 +29,20 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 MODES = ("eager", "captured", "late")
-# By model; an MTP head is in its checkpoint, an EAGLE-3 head in a folder beside it.
+# By model; an MTP head is in its checkpoint, another drafter in a folder beside it.
 DRAFTERS = {
     "bench": ("ngram", "ragged"),
     "hybrid_bench": ("mtp",),
     "eagle3_bench": ("eagle3",),
     "eagle3_hybrid_bench": ("eagle3",),
+    "dflash_hybrid_bench": ("dflash",),
+    "draft_model_bench": ("draft_model",),
     "least_gpt_oss_bench": ("none", "ngram", "flip-1", "eagle3"),
     "least_mxfp4_bench": ("none", "flip-1", "eagle3"),
     "glm_dsa_bench": ("none", "mtp"),
+    "qwen3_moe_bench": ("flip-1",),
+    "phi3_bench": ("flip-1",),
+    "smollm3_bench": ("flip-1",),
 }
 # The interpreter is slow: without a GPU each is tried in one mode, on short answers but where drafts
 # are found in what was answered; and capturing every kind of step takes longest.
@@ -47,11 +52,16 @@ INTERPRETED = (
     ("hybrid_bench", "mtp", "late"),
     ("eagle3_bench", "eagle3", "late"),
     ("eagle3_hybrid_bench", "eagle3", "eager"),
+    ("dflash_hybrid_bench", "dflash", "late"),
+    ("draft_model_bench", "draft_model", "late"),
     ("least_gpt_oss_bench", "flip-1", "captured"),
     ("least_gpt_oss_bench", "eagle3", "late"),
     ("least_mxfp4_bench", "none", "eager"),
     ("least_mxfp4_bench", "flip-1", "late"),
     ("glm_dsa_bench", "none", "eager"),
+    ("qwen3_moe_bench", "flip-1", "eager"),
+    ("phi3_bench", "flip-1", "eager"),
+    ("smollm3_bench", "flip-1", "late"),
 )
 EVERY = tuple(
     (name, drafter, mode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -30,9 +32,11 @@ def test_two_ranks_equal_one(bench: ParityBench, drafter: str, k: int) -> None:
     assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
 
 
-def assert_disordered_pair_equals_one(bench: ParityBench, drafter: str, k: int, depth: int) -> None:
+def assert_disordered_pair_equals_one(
+    bench: ParityBench, drafter: str, k: int, depth: int, **how: Any
+) -> None:
     disorder = Conditions(shuffle_seed=9)
-    with two_ranks(setup_of(bench, drafter, k)) as (step, facts):
+    with two_ranks(setup_of(bench, drafter, k)._replace(**how)) as (step, facts):
         answers = serve(step, facts, bench.requests, WHERE, depth, disorder)
     for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, name
@@ -67,9 +71,33 @@ def glm_with_ties(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     return ParityBench(tmp_path_factory.mktemp("glm_with_ties"), make_glm_with_ties)
 
 
-def wrong_answers_of_experts(bench: ParityBench, mutant: str) -> set[str]:
+@pytest.mark.parametrize("family", ["qwen3_moe", "phi3", "smollm3"])
+@pytest.mark.rotates(6)
+def test_two_ranks_of_small_families_equal_one(request: pytest.FixtureRequest, family: str) -> None:
+    """The columns of experts, and of joined projections, are shared out."""
+    assert_disordered_pair_equals_one(request.getfixturevalue(f"{family}_bench"), "ngram", 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("cohere_bench", "ngram"),
+        ("eagle3_theirs_bench", "eagle3"),
+        ("dflash_theirs_bench", "dflash"),
+    ],
+)
+@pytest.mark.rotates(6)
+def test_two_ranks_of_transformers_code_equal_one(
+    request: pytest.FixtureRequest, name: str, drafter: str
+) -> None:
+    """Models: one with a KV head that both ranks have, two with draft heads."""
+    bench: ParityBench = request.getfixturevalue(name)
+    assert_disordered_pair_equals_one(bench, drafter, 3, 1, implementation="transformers")
+
+
+def wrong_answers_of_experts(bench: ParityBench, mutant: str, drafter: str = "mtp") -> set[str]:
     """Which of some requests two ranks that share out whole experts answer otherwise than one."""
-    setup = setup_of(bench, "mtp", 3, mutant)._replace(expert_parallel=True)
+    setup = setup_of(bench, drafter, 3, mutant)._replace(expert_parallel=True)
     with two_ranks(setup) as (step, facts):
         answers = serve(step, facts, bench.requests[::4], WHERE, depth=1)
     assert len(answers) > 5
@@ -79,6 +107,11 @@ def wrong_answers_of_experts(bench: ParityBench, mutant: str) -> set[str]:
 @pytest.mark.rotates(6)
 def test_experts_and_ties_of_two_ranks(glm_with_ties: ParityBench) -> None:
     assert wrong_answers_of_experts(glm_with_ties, mutant="") == set()
+
+
+@pytest.mark.rotates(6)
+def test_experts_of_two_ranks_without_a_shared_one(mixtral_bench: ParityBench) -> None:
+    assert wrong_answers_of_experts(mixtral_bench, mutant="", drafter="ngram") == set()
 
 
 @pytest.mark.rotates(6)

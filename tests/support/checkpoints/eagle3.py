@@ -46,6 +46,7 @@ def make_reference(
     scale: float = 0.2,
     layer: dict[str, Any] | None = None,
     window: int | None = None,
+    mask_id: int | None = None,
     **flags: bool,
 ) -> Eagle3Reference:
     """A head of random weights for the model in a folder; norms are random, too."""
@@ -59,6 +60,7 @@ def make_reference(
         kind=kind,
         draft_vocab=draft_vocab or config["vocab_size"],
         window=window,
+        mask_id=mask_id,
         **flags,
     )
     with torch.no_grad():

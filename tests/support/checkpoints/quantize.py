@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.changes import change_config
 from surestep_kernels.linear import ROUNDINGS, Rounding
 from torch import Tensor
 
@@ -55,23 +56,39 @@ def quantize(
     Linear layers with an entry of `plain` among the parts of their names stay as they are; modules_to_not_convert
     names these, or what is `listed`. AWQ has groups of `group_size` inputs.
     """
-    twins = Twins(*(source.with_name(f"{source.name}-{method}{end}") for end in ("", "-plain")))
+
+    def convert(module: str, weight: Tensor) -> Matrix | None:
+        if any(f".{part}." in f".{module}." for part in plain):
+            return None
+        return _QUANTIZE[method](weight.float(), group_size)
+
+    twins = write_twins(source, (f"-{method}", f"-{method}-plain"), convert)
+    names = list(plain if listed is None else listed)
+    quantization = scheme(method, group_size) | {"modules_to_not_convert": names}
+    change_config(twins.quantized, quantization_config=quantization)
+    return twins
+
+
+def write_twins(
+    source: Path, ends: tuple[str, str], convert: Callable[[str, Tensor], Matrix | None]
+) -> Twins:
+    """Write two folders whose names end so beside `source`; `convert` is given the module and the
+    weight of each linear layer, and returns None for one that stays as it is."""
+    twins = Twins(*(source.with_name(f"{source.name}{end}") for end in ends))
     for folder in twins:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.index.json"))
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if not _is_linear(name, tensor) or any(f".{part}." in f".{module}." for part in plain):
+        matrix = convert(module, tensor) if is_linear(name, tensor) else None
+        if matrix is None:
             stored[name] = meant[name] = tensor
             continue
-        matrix = _QUANTIZE[method](tensor.float(), group_size)
         stored |= {f"{module}.{suffix}": part for suffix, part in matrix.stored.items()}
         meant[name] = matrix.meaning
     save_file(stored, twins.quantized / "model.safetensors")
     save_file(meant, twins.plain / "model.safetensors")
-    names = list(plain if listed is None else listed)
-    _change_config(twins.quantized, scheme(method, group_size) | {"modules_to_not_convert": names})
     return twins
 
 
@@ -102,7 +119,7 @@ def fp8(weight: Tensor) -> Matrix:
 
 
 class _Codes(NamedTuple):
-    """Of 4 bits per output and group, as whole numbers."""
+    """Of so many bits per output and group, as whole numbers."""
 
     codes: Tensor  # [N, K]
     zeros: Tensor  # [N, groups]
@@ -110,20 +127,21 @@ class _Codes(NamedTuple):
     meaning: Tensor  # [N, K]
 
 
-def _four_bits(weight: Tensor, group_size: int, least_zero: int = 0) -> _Codes:
+def _codes(weight: Tensor, group_size: int, least_zero: int = 0, bits: int = 4) -> _Codes:
     rows, columns = weight.shape
+    most = (1 << bits) - 1
     groups = weight.view(rows, columns // group_size, group_size)
     low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
-    scales = ((high - low) / 15).half()
-    zeros = (-low / scales.float()).round().clamp(least_zero, 15)
-    codes = ((groups / scales.float()).round() + zeros).clamp(0, 15)
+    scales = ((high - low) / most).half()
+    zeros = (-low / scales.float()).round().clamp(least_zero, most)
+    codes = ((groups / scales.float()).round() + zeros).clamp(0, most)
     meaning = ((codes - zeros) * scales.float()).view(rows, columns)
     return _Codes(codes.view(rows, columns), zeros[:, :, 0], scales[:, :, 0], meaning)
 
 
 def awq(weight: Tensor, group_size: int) -> Matrix:
     """Asymmetric 4-bit codes per output and group."""
-    of = _four_bits(weight, group_size)
+    of = _codes(weight, group_size)
     stored = {
         "qweight": _words(of.codes.T, _AWQ_NIBBLES),
         "qzeros": _words(of.zeros.T, _AWQ_NIBBLES),
@@ -132,16 +150,22 @@ def awq(weight: Tensor, group_size: int) -> Matrix:
     return Matrix(stored, of.meaning)
 
 
-def gptq(weight: Tensor, group_size: int) -> Matrix:
-    """The same as AutoGPTQ writes them: words of eight inputs, and zero points less 1."""
-    of = _four_bits(weight, group_size, least_zero=1)
+def gptq(weight: Tensor, group_size: int, bits: int = 4, *, in_order: bool = True) -> Matrix:
+    """The same as AutoGPTQ writes them: words of inputs, and zero points less 1; groups of
+    neighbouring inputs, or of any."""
+    columns = weight.shape[1]
+    order = torch.arange(columns) if in_order else torch.randperm(columns)
+    of, places = _codes(weight[:, order], group_size, 1, bits), range(32 // bits)
+    owners = torch.empty(columns, dtype=torch.int32)
+    owners[order] = torch.arange(columns, dtype=torch.int32) // group_size
+    back = order.argsort()
     stored = {
-        "qweight": _words(of.codes, range(8)).T.contiguous(),
-        "qzeros": _words(of.zeros.T - 1, range(8)),
+        "qweight": _words(of.codes[:, back], places).T.contiguous(),
+        "qzeros": _words(of.zeros.T - 1, places),
         "scales": of.scales.T.contiguous(),
-        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group_size,
+        "g_idx": owners,
     }
-    return Matrix(stored, of.meaning)
+    return Matrix(stored, of.meaning[:, back].contiguous())
 
 
 def round_plain(source: Path, rounding: Rounding) -> Path:
@@ -175,27 +199,21 @@ def _meant(name: str, tensor: Tensor, rounding: Rounding, input_major: bool) -> 
         finer = rounding.keeping(8)
         return tensor.clone() if finer is None else finer(tensor).dequantize()
     exact = any(f".{part}.weight" in name for part in _NEVER_ROUNDED)
-    return tensor if exact or not _is_linear(name, tensor) else rounding(tensor).dequantize()
+    return tensor if exact or not is_linear(name, tensor) else rounding(tensor).dequantize()
 
 
 _NEVER_ROUNDED = ("mlp.gate", "router", "shared_expert_gate", "weights_proj")
 _QUANTIZE = {"fp8": lambda weight, _: fp8(weight), "awq": awq, "gptq": gptq}
 
 
-def _words(codes: Tensor, nibbles: Sequence[int]) -> Tensor:
-    """Codes [R, C] to int32[R, C / 8]; nibble 0, 1, ... has which of eight."""
-    packed = sum(codes[:, n::8].long() << 4 * nibble for nibble, n in enumerate(nibbles))
+def _words(codes: Tensor, places: Sequence[int]) -> Tensor:
+    """Codes [R, C] to int32[R, C / n]; place 0, 1, ... has which of n."""
+    count = len(places)
+    packed = sum(codes[:, n::count].long() << 32 // count * at for at, n in enumerate(places))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int().contiguous()
 
 
-def _is_linear(name: str, tensor: Tensor) -> bool:
+def is_linear(name: str, tensor: Tensor) -> bool:
     other = ("embed_tokens", "lm_head", "visual", "norm")
     return name.endswith(".weight") and tensor.dim() == 2 and not any(o in name for o in other)
-
-
-def _change_config(folder: Path, quantization: Mapping[str, Any]) -> None:
-    file = folder / "config.json"
-    file.write_text(
-        json.dumps(json.loads(file.read_text()) | {"quantization_config": quantization})
-    )

@@ -46,13 +46,14 @@ def make_tiny_checkpoint(
     initializer_range: float = 0.2,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "50GB",
+    fused: bool = False,
     **config: Any,
 ) -> Path:
     """Write config, weights, generation config and, if asked for, a tokenizer; returns `path`.
 
     The default range of the weights makes peaky logits, so that greedy text neither repeats one
     token nor hangs on rounding. Biases and norms are random too: at their usual 0 and 1 a loader
-    that dropped them would pass. Further `config` fields go to transformers as they are.
+    that dropped them would pass. Experts are `fused` in two tensors, or published one by one. Further `config` fields go to transformers as they are.
     """
     parameters = AutoConfig.for_model(
         family,
@@ -73,11 +74,13 @@ def make_tiny_checkpoint(
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)
+    usual = 0.0 if family.startswith("gemma") else 1.0  # of a norm's weights
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2)
-    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+                parameter.normal_(usual if name.endswith("norm.weight") else 0.0, 0.2)
+    how: dict[str, Any] = {"max_shard_size": max_shard_size, "save_original_format": not fused}
+    model.to(dtype).save_pretrained(path, **how)
     if tokenizer:
         make_tiny_tokenizer(path, vocab, max_position)
     return path

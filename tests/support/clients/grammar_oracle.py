@@ -22,7 +22,12 @@ MARKERS = (
         "<｜tool▁call▁end｜>",
     ),
     *("<｜tool▁sep｜>", "<minimax:tool_call>", "</minimax:tool_call>"),
-    *("[TOOL_CALLS]", "[ARGS]"),
+    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<tool_calls>", "</tool_calls>"),
+    *("<|action_start|>", "<|plugin|>", "<|action_end|>", "<function_calls>", "<function_call>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<|tool_calls_section_begin|>"),
+    *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *("<|tool_call_argument_begin|>", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    *("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"),
 )
 CITY = {
     "type": "object",

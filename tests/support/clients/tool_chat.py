@@ -41,9 +41,23 @@ FORMATS = {
     "mistral": (
         '[TOOL_CALLS]weather[ARGS]{"city": "Zürich \\"é🙂\\"", "days": 2}[TOOL_CALLS]book[ARGS]{}'
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Zürich \\"é🙂\\"", "days": 2}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.book:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    ),
+    "phi4_mini_json": (
+        'functools[{"name": "weather", "arguments": {"city": "Zürich \\"é🙂\\"", "days": 2}}, '
+        '{"name": "book", "arguments": {}}]'
+    ),
     "pythonic": """[weather(city='Zürich "é🙂"', days=2), book()]""",
 }
-REASONING = {"glm47": "glm47", "deepseek_v31": "deepseek_v3"}  # qwen3's with the others
+REASONING = {  # qwen3's with the others
+    "glm47": "glm47",
+    "deepseek_v31": "deepseek_v3",
+    "kimi_k2": "kimi_k2",
+}
 CALLS = [("weather", {"city": 'Zürich "é🙂"', "days": 2}), ("book", {})]
 
 

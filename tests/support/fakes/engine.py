@@ -54,6 +54,14 @@ def check_result(
     return int(advance[0])
 
 
+def bits(lines: set[int], count: int) -> bytes:
+    return bytes(sum(1 << i for i in range(8) if at + i in lines) for at in range(0, count, 8))
+
+
+def numbers(bits: bytes) -> set[int]:
+    return {8 * at + i for at, byte in enumerate(bits) for i in range(8) if byte >> i & 1}
+
+
 class FakeEngine:
     """Executes plans. Raises LedgerError or AssertionError when a plan breaks the protocol."""
 
@@ -87,12 +95,62 @@ class FakeEngine:
         self._states = RecurrentStates(self.model)
         # The tenancy, and the KV group, that may write a block.
         self._owner: dict[int, tuple[int, int, int]] = {}
+        self._whole, self._drafted = set[int](), set[int]()  # blocks, and those with drafter rows
+        self._planner, self._kept = 0, pb.KeptCaches()  # of the epoch, and of the one before
+
+    def crash(self, epoch: int, rng: random.Random) -> pb.WorkerInfo:
+        """Begin an epoch as another process, which has some of what was whole in the last one."""
+        last, kv, planner = self.epoch if self.step else 0, self._kv, self._planner
+        rows, states, kept = self._drafter_rows, self._states, self._kept
+        blocks, drafted = (
+            {b for b in x if rng.random() < 0.8} for x in (self._whole, self._drafted)
+        )
+        self.reset(epoch)
+        if not last:  # no plan has come meanwhile: what was kept then is there still
+            last, planner, blocks, drafted = kept.epoch, kept.planner, set(), set()
+        self._drafter_rows, self._states = rows, states
+        for block in range(self.model.num_blocks):
+            if block in blocks:
+                self._kv[block] = kv[block]
+            if block not in drafted & blocks:
+                self._drafter_rows.clear(block)
+        lengths = self._states.lose(rng)
+        self._kept = pb.KeptCaches(
+            planner=planner,
+            epoch=last,
+            blocks=bits(blocks, self.model.num_blocks),
+            drafted=bits(blocks & drafted, self.model.num_blocks),
+            snapshot_ids=lengths.keys(),
+            snapshot_lens=lengths.values(),
+        )
+        return pb.WorkerInfo(num_blocks=self.model.num_blocks, kept=self._kept)
+
+    def _keep(self, plan: pb.StepPlan) -> None:
+        """Begin with what the first plan keeps of the epoch before, and nothing else."""
+        assert plan.planner
+        kept, held = plan.kept, self._kept
+        self._planner = plan.planner
+        if plan.HasField("kept"):
+            assert (kept.planner, kept.epoch) == (held.planner, held.epoch), "of another epoch"
+        snapshots = dict(zip(kept.snapshot_ids, kept.snapshot_lens, strict=True))
+        assert snapshots.items() <= self._states.lengths.items(), "snapshots that are not whole"
+        self._states.keep(snapshots)
+        self._whole, self._drafted = numbers(kept.blocks), numbers(kept.drafted)
+        assert self._whole <= numbers(held.blocks), "blocks that are not whole"
+        assert self._drafted <= numbers(held.drafted), "drafter rows that are not whole"
+        for block in range(self.model.num_blocks):
+            if block not in self._whole:
+                self._kv[block] = [None] * self.model.block_size
+            if block not in self._drafted:
+                self._drafter_rows.clear(block)
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         """Run one step."""
         assert plan.epoch == self.epoch
         check_step(self.step + 1, plan.step)
         self.step = plan.step
+        if plan.step == 1:
+            self._keep(plan)
         self._free(plan)
         self._admit(plan)
         self._give_back(plan)
@@ -154,6 +212,10 @@ class FakeEngine:
             self._owner[block] = (*slot.tenancy, group)
             self._kv[block] = [None] * self.model.block_size
             self._drafter_rows.clear(block)
+            self._whole.discard(block)
+            self._drafted.discard(block)
+        else:
+            assert block in self._whole, f"block {block} for {slot.tenancy} is not whole"
         table.append(block)
 
     def _check_rows(self, plan: pb.StepPlan) -> None:
@@ -205,6 +267,10 @@ class FakeEngine:
         )
         if mode in (PREFILL, PREFILL_LAST, POOL):
             taken += self._states.run(slot, slot.length, arms)
+        size = self.model.block_size
+        for table in slot.tables:
+            self._whole.update(filter(None, table[: slot.length // size]))
+        self._drafted.update(filter(None, slot.tables[0][: slot.drafter_len // size]))
         slot.tokens += emitted
         slot.log[plan.step] = accepted
         slot.last_step = plan.step

@@ -16,6 +16,8 @@ from surestep_scheduler.core.sequence import Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.speculation.contest import WITHOUT_STATE
+from surestep_scheduler.speculation.draft_length import DraftChoice
 
 
 def perfect(rng: object, right: list[int]) -> list[int]:
@@ -26,6 +28,11 @@ def perfect(rng: object, right: list[int]) -> list[int]:
 def hopeless(rng: object, right: list[int]) -> list[int]:
     """Drafts that are all wrong."""
     return [token ^ 1 for token in right]
+
+
+def worthwhile(choice: DraftChoice) -> DraftChoice:
+    """Drafts as a contest without trials decides about them."""
+    return choice if choice.value > WITHOUT_STATE.begin else choice.without_drafts()
 
 
 class FakeLoop:

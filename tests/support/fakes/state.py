@@ -5,7 +5,8 @@ Written from docs/change/protocol.md alone, so that the scheduler's books meet a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from support.fakes.model import ROOT, FakeModel, advance
@@ -91,6 +92,20 @@ class RecurrentStates:
     def __init__(self, model: FakeModel) -> None:
         self._model = model
         self._snapshots: dict[int, tuple[int, int]] = {}  # id -> length, state
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Tokens in each snapshot, by id."""
+        return {snapshot: length for snapshot, (length, _) in self._snapshots.items()}
+
+    def lose(self, rng: random.Random) -> dict[int, int]:
+        """Some snapshots are not whole any more; returns the others' lengths."""
+        self.keep([snapshot for snapshot in self._snapshots if rng.random() < 0.8])
+        return self.lengths
+
+    def keep(self, ids: Iterable[int]) -> None:
+        """These snapshots, and no others, are there in the next epoch."""
+        self._snapshots = {snapshot: self._snapshots[snapshot] for snapshot in ids}
 
     def admit(self, slot: Slot) -> None:
         """A tenancy begins, at zero or from a snapshot."""

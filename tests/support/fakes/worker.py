@@ -186,6 +186,7 @@ class FakeSupervisor(SupervisorServicer):
         self.failure = ""
         self.activity = pb.ACTIVITY_UNKNOWN  # of the living rank
         self.num_watched = 0  # times that it was asked for it
+        self.sleep_level = 0  # 0 = awake
         self._ended_at: list[float] = []  # parallel to exits
         self._make = make
         self._address = ""
@@ -218,6 +219,8 @@ class FakeSupervisor(SupervisorServicer):
 
     async def _start_rank(self) -> None:
         await self.may_start.wait()
+        while self.sleep_level:
+            await asyncio.sleep(0.005)
         self._address = await self.worker.start()
         self._ready = True
 
@@ -257,7 +260,8 @@ class FakeSupervisor(SupervisorServicer):
         return pb.SupervisorStatus(
             pid=os.getpid(),
             rank=self.worker.engine.rank,
-            rank_state=pb.READY if self._ready else pb.DEAD,
+            rank_state=pb.ASLEEP if self.sleep_level else pb.READY if self._ready else pb.DEAD,
+            sleep_level=self.sleep_level,
             rank_pid=self.worker.pid,
             rank_address=self._address,
             restarts=len(self.exits),
@@ -274,3 +278,16 @@ class FakeSupervisor(SupervisorServicer):
                 return pb.RestartResponse(restarted=False)
             await self._end(pb.REQUESTED, pb.FORWARD, request.reason)
         return pb.RestartResponse(restarted=True)
+
+    async def Sleep(self, request: pb.SleepRequest, context: Any) -> pb.SleepResponse:
+        """Stop the rank and start no other before Wake."""
+        async with self._replacing:
+            self.sleep_level = max(self.sleep_level, request.level)
+            if self._ready:
+                await self._end(pb.REQUESTED, pb.FORWARD, "sleep")
+        return pb.SleepResponse(held_weight_bytes=0 if self.sleep_level > 1 else 100)
+
+    async def Wake(self, request: pb.WakeRequest, context: Any) -> pb.WakeResponse:
+        """Start a rank."""
+        self.sleep_level = 0
+        return pb.WakeResponse()

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
-from support.faults.server import Facts, FaultyServer
+from support.faults.server import Facts, FaultyServer, Targets
 
 SEED = 20_261_121
 _ALL = ("none", "ngram", "mtp")
 FOREVER_S = 600  # longer than anyone waits: whoever blocks for it has to be killed
-Inject = Callable[[FaultyServer, int], None]  # the server, and the rank to hurt
+Inject = Callable[[FaultyServer, Targets, int], None]  # the server, and the rank to hurt
 Proof = Callable[[Facts, Facts], bool]  # before and after
 
 
@@ -140,42 +140,40 @@ def anything(before: Facts, after: Facts) -> bool:
 
 
 def _signal(number: signal.Signals) -> Inject:
-    return lambda server, rank: server.send(number, server.facts().rank_pids[rank])
+    return lambda server, targets, rank: server.send(number, targets.ranks[rank])
 
 
 def _signal_all(number: signal.Signals) -> Inject:
-    return lambda server, rank: server.send(number, *server.facts().rank_pids)
+    return lambda server, targets, rank: server.send(number, *targets.ranks)
 
 
 def _signal_scheduler(number: signal.Signals) -> Inject:
-    return lambda server, rank: server.send(number, server.facts().scheduler_pid)
+    return lambda server, targets, rank: server.send(number, targets.scheduler)
 
 
 def _signal_supervisor(number: signal.Signals) -> Inject:
-    return lambda server, rank: server.send(number, server.supervisor_pid(rank))
+    return lambda server, targets, rank: server.send(number, targets.supervisors[rank])
 
 
 def _order(place: str, do: str, **details: float) -> Inject:
-    return lambda server, rank: server.order(place, rank, do, **details)
+    return lambda server, targets, rank: server.order(place, rank, do, **details)
 
 
 def _order_first(place: str, do: str, **details: float) -> Inject:
     """For places that matter on rank 0 only."""
-    return lambda server, rank: server.order(place, 0, do, **details)
+    return lambda server, targets, rank: server.order(place, 0, do, **details)
 
 
 _IN_A_PROMPT = 16  # tokens of a sequence in a pass; one that decodes has fewer, drafts and all
-
-
-Victim = Callable[[FaultyServer, int], int]  # its pid, given a rank; 0 for whom the order meets
+Victim = Callable[[Targets, int], int]  # its pid, given a rank; 0 for whom the order meets
 
 
 def _kill(place: str, victim: Victim, *, first: bool = False, **details: float) -> Inject:
     """For a place; `first`: one that matters on rank 0 only."""
 
-    def inject(server: FaultyServer, rank: int) -> None:
+    def inject(server: FaultyServer, targets: Targets, rank: int) -> None:
         met = 0 if first else rank
-        server.order(place, met, "kill", pid=victim(server, met), **details)
+        server.order(place, met, "kill", pid=victim(targets, met), **details)
 
     return inject
 
@@ -184,8 +182,8 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
     """For a chunk of one more client's prompt, which has several; it is answered, too."""
     order = _kill("forward", victim, row=_IN_A_PROMPT)
 
-    def inject(server: FaultyServer, rank: int) -> None:
-        order(server, rank)
+    def inject(server: FaultyServer, targets: Targets, rank: int) -> None:
+        order(server, targets, rank)
         prompt = f"{uuid.uuid4()} {' '.join(map(str, range(100, 250)))}"  # no part of it is cached
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
         reply = httpx.post(f"{server.stack.url}/v1/completions", json=body, timeout=60)
@@ -197,33 +195,35 @@ def _kill_in_a_prompt(victim: Victim) -> Inject:
 def _kill_beside_the_successor(place: str, victim: Victim, row: int = 0) -> Inject:
     """For a place of the rank that replaces the one which is killed now, and is quick."""
 
-    def inject(server: FaultyServer, rank: int) -> None:
-        old = server.facts().rank_pids[rank]
-        _kill(place, victim, but=old, row=row)(server, rank)
+    def inject(server: FaultyServer, targets: Targets, rank: int) -> None:
+        old = targets.ranks[rank]
+        _kill(place, victim, but=old, row=row)(server, targets, rank)
         server.send(signal.SIGKILL, old)
 
     return inject
 
 
-def _kill_standby(server: FaultyServer, rank: int) -> None:
+def _kill_standby(server: FaultyServer, targets: Targets, rank: int) -> None:
     """Together with its rank."""
-    server.send(signal.SIGKILL, server.standby_pids(rank)[0], server.facts().rank_pids[rank])
+    server.send(signal.SIGKILL, targets.standbys[rank], targets.ranks[rank])
 
 
-def _kill_template(server: FaultyServer, rank: int) -> None:
+def _kill_template(server: FaultyServer, targets: Targets, rank: int) -> None:
     """Together with its copies, the standby and the rank: the next one starts from scratch."""
-    server.send(signal.SIGKILL, *server.standby_pids(rank), server.facts().rank_pids[rank])
+    assert targets.templates[rank], "no template"
+    pids = targets.templates[rank], targets.standbys[rank], targets.ranks[rank]
+    server.send(signal.SIGKILL, *pids)
 
 
-def _kill_at_an_import(server: FaultyServer, rank: int) -> None:
+def _kill_at_an_import(server: FaultyServer, targets: Targets, rank: int) -> None:
     """The supervisor, as soon as that next one has begun to import."""
     server.order("import", rank, "go on")
-    _kill_template(server, rank)
+    _kill_template(server, targets, rank)
     server.stack.wait_until(lambda: not server.pending_orders(), "an import")
-    server.send(signal.SIGKILL, server.supervisor_pid(rank))
+    server.send(signal.SIGKILL, targets.supervisors[rank])
 
 
-def _itself(server: FaultyServer, rank: int) -> int:
+def _itself(targets: Targets, rank: int) -> int:
     """The rank that meets the order."""
     return 0
 
@@ -383,7 +383,7 @@ FAULTS = (
         setups=("none-tp2", "ngram-tp1"),
     ),
     *_timed("rank-killed", _itself, rank_replaced, _EXIT),
-    *_timed("supervisor-killed", FaultyServer.supervisor_pid, adopted, ()),
+    *_timed("supervisor-killed", lambda targets, rank: targets.supervisors[rank], adopted, ()),
     *(
         Fault(name, inject, rank_replaced, 30, setups, causes=_EXIT)
         for name, inject, setups in (

@@ -114,9 +114,9 @@ def _survive(served: Served, fault: Fault, seed: str) -> str:
     at = rng.randint(1, served.num_tokens // 10)  # the engine is ahead of what clients have read
     if fault.needs_drafts:
         server.draft_again()
-    before = server.facts()
+    before, targets = server.facts(), server.targets()
     answers = asyncio.run(
-        run(server.stack.url, served.asks, at, lambda: fault.inject(server, rank))
+        run(server.stack.url, served.asks, at, lambda: fault.inject(server, targets, rank))
     )
     where = f"rank {rank} after token {at} (seed {seed})"
     assert differences(served.expected, answers) == [], where

@@ -56,6 +56,16 @@ class Incident(NamedTuple):
     recover_s: float  # and from then to the next step
 
 
+class Targets(NamedTuple):
+    """Processes that a fault may hurt."""
+
+    scheduler: int
+    ranks: list[int]
+    supervisors: list[int]
+    standbys: list[int]
+    templates: list[int]  # of which standbys are copies; 0 without one
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a fault changes, or must not change."""
@@ -87,17 +97,16 @@ class FaultyServer:
 
     # -- hurting it ----------------------------------------------------------------------------
 
-    def supervisor_pid(self, rank: int) -> int:
-        """Of the parent of a rank."""
-        pid: int = self.stack.scheduler()["supervisors"][rank]["pid"]
-        return pid
-
-    def standby_pids(self, rank: int) -> tuple[int, int]:
-        """The standby of a rank, and the process that it is a copy of."""
-        now = self.stack.scheduler()["supervisors"][rank]
-        children = {each.pid for each in psutil.Process(now["pid"]).children()}
-        (template,) = children - {now["rank_pid"], now["standby_pid"]}
-        return now["standby_pid"], template
+    def targets(self) -> Targets:
+        """Look up what can be hurt: ahead of streams, as that takes seconds on a busy machine."""
+        scheduler = self.stack.scheduler()
+        supervisors = scheduler["supervisors"]
+        ranks = [each["rank_pid"] for each in supervisors]
+        standbys = [each["standby_pid"] for each in supervisors]
+        pids = [each["pid"] for each in supervisors]
+        children = [{child.pid for child in psutil.Process(pid).children()} for pid in pids]
+        templates = [min(each.difference(ranks, standbys), default=0) for each in children]
+        return Targets(scheduler["pid"], ranks, pids, standbys, templates)
 
     def send(self, number: signal.Signals, *pids: int) -> None:
         """Signals to processes."""

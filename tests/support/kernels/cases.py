@@ -9,13 +9,14 @@ import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.linear import FP16_HEADERS, WeightFormat
+from surestep_kernels.linear.reference import E2M1
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import LayerCache
 from surestep_kernels.table import REFERENCE
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
-FORMATS = [WeightFormat.FP8, WeightFormat.INT4]
+FORMATS = [WeightFormat.FP8, WeightFormat.INT4, WeightFormat.NVFP4]
 BLOCK_SIZE = 16
 # Seconds a case in Triton's interpreter; a GPU runs all of them.
 interpreted_in_turn = pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
@@ -124,6 +125,8 @@ def make_quantized(format_: WeightFormat, rows: int, columns: int, group: int) -
         codes = torch.randn(rows, columns) * 10.0 ** torch.randint(-3, 3, (rows, columns))
         return QuantizedWeight(codes.clamp(-448, 448).to(torch.float8_e4m3fn), scales, None, group)
     codes = torch.randint(16, (rows, columns), dtype=torch.uint8)
+    if format_ is WeightFormat.NVFP4:
+        return QuantizedWeight(codes, torch.rand(rows, groups) / 16, None, group)
     zeros = torch.randint(16, (rows, groups), dtype=torch.uint8)
     return QuantizedWeight(codes, scales, zeros, group)
 
@@ -146,6 +149,8 @@ def exact_weight(weight: QuantizedWeight) -> Tensor:
     """The weight in fp64, from its definition, element by element of every group; not of MXFP4."""
     of = torch.arange(weight.codes.shape[1]) // weight.group_size
     values = weight.codes.double()
+    if weight.format is WeightFormat.NVFP4:
+        values = torch.tensor(E2M1, dtype=torch.float64)[weight.codes.long()]
     if weight.zeros is not None:
         values = values - weight.zeros[:, of].double()
     scaled = values * weight.scales[:, of].double()

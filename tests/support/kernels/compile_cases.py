@@ -107,6 +107,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window and sinks": {"window": 300, "sinks": True},
     "fp8": {"fp8": True},
+    "soft cap": {"softcap": 50.0},
 }
 
 
@@ -141,6 +142,7 @@ def _attention(*, full: bool) -> Iterator[Launch]:
         (128, BF16, _LONG, "fp8"),
         (256, BF16, _DECODE, "fp8"),
         (128, FP32, _DECODE, "window and sinks"),
+        (256, BF16, _LONG, "soft cap"),
     ]
     for head_dim, dtype, rows, options in every if full else few:
         run = partial(_attend, head_dim, dtype, rows, **_OPTIONS[options])
@@ -155,6 +157,7 @@ def _attend(
     window: int = 0,
     sinks: bool = False,
     fp8: bool = False,
+    softcap: float = 0.0,
 ) -> None:
     pages = rows.context // BLOCK_SIZE
     scales = torch.empty(2, device=META) if fp8 else None
@@ -171,6 +174,7 @@ def _attend(
         1.0,
         window=window,
         sinks=torch.empty(HEADS, device=META) if sinks else None,
+        softcap=softcap,
     )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.checkpoints.branches import make_branch_checkpoint
 from support.checkpoints.copied_head import make_copied_pair
+from support.checkpoints.drafting import add_noise, keep_last_layer
 from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.gpt_oss import make_mxfp4_twins, make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
@@ -25,11 +27,12 @@ from surestep_kernels.table import StepOps
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
+from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.grammar.compiler import Compiler
-from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
+from surestep_worker.models import LOADERS, DraftRank, DraftSource, Model, ModelSource, load_model
 from surestep_worker.startup.build import assemble, begin_to_serve
 from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
@@ -39,6 +42,8 @@ COMPILED_S = 60.0  # after which a grammar is
 _COMPILERS = dict[Path, Compiler]()  # of the grammars of a folder's tokenizer
 LOOKUP = "+lookup"
 HEAD = "eagle3"  # folder of a draft head inside that of its model
+BLOCKS = "dflash"  # or that of one that drafts whole windows
+DRAFT = "draft_model"  # or that of a draft model: all are named after their methods
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,78 @@ def make_model(folder: Path) -> None:
     )
 
 
+_SMALL: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 4},
+    "phi3": {
+        "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0] * 4,
+            "long_factor": [2.0, 3.0, 4.0, 5.0],
+        },
+    },
+    "cohere": {},  # which transformers' code computes
+    "smollm3": {
+        "layers": 3,
+        "no_rope_layers": [1, 0, 0],
+        "use_sliding_window": True,
+        "sliding_window": BLOCK_SIZE,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
+def make_small(family: str, folder: Path) -> None:
+    """The checkpoint of the matrix, of another family."""
+    sizes: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
+    make_tiny_checkpoint(folder, family, seed=7, **sizes, **_SMALL[family])
+
+
 def make_hybrid(folder: Path) -> None:
     """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
     make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
 
 
+def make_branches(folder: Path, name: str) -> None:
+    """The checkpoint of a family with other branches, a layer of it with a window if it has any.
+
+    It is not tied: an embedding that is multiplied brings the same token again.
+    """
+    sizes: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
+    if name != "granite":
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
+    make_branch_checkpoint(folder, name, **sizes, layers=2, head_dim=16, tie=False, seed=7)
+
+
 def make_eagle3(folder: Path) -> None:
     """A dense model, and a head that is right wherever the first token of a text hardly counts."""
     make_copied_pair(folder, folder / HEAD)
+
+
+def make_draft_model(folder: Path) -> None:
+    """A dense model, and its last layer as a model of its own, which is right most of the time."""
+    make_copied_pair(folder, folder.with_name(f"{folder.name}-head"))
+    keep_last_layer(folder, folder / DRAFT)
+
+
+def make_draft_twin(family: str, folder: Path, *, noise: float = 0.05) -> None:
+    """A checkpoint of the matrix, and the same with some noise as what drafts for it."""
+    make_small(family, folder)
+    add_noise(folder, folder / DRAFT, noise)
+
+
+def make_draft_hybrid(folder: Path) -> None:
+    """A hybrid, and a model of random weights, computed by transformers, that drafts for it."""
+    make_tiny_hybrid(folder, vocab=VOCAB, mtp=False, eos_token_ids=(EOS,), seed=7)
+    make_small("cohere", folder / DRAFT)
 
 
 def make_eagle3_hybrid(folder: Path) -> None:
@@ -127,16 +196,23 @@ def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
     return made
 
 
-def load(folder: Path, tp: TensorParallel, *, expert_parallel: bool = False) -> Model:
+def load(
+    folder: Path,
+    tp: TensorParallel,
+    *,
+    expert_parallel: bool = False,
+    implementation: str = "auto",
+) -> Model:
     """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
-    source, kernels = ModelSource(folder), load_kernels("cpu")
+    source, kernels = ModelSource(folder, implementation=implementation), load_kernels("cpu")
     mtp = any(name.startswith("mtp.") or ".eh_proj." in name for name in source.entries)
-    where: Any = {"device": "cpu", "tp": tp, "kernels": kernels}
     how: dict[str, Any] = {"draft_head": mtp, "expert_parallel": expert_parallel}
-    model = load_model(source, dtype="float32", **how, **where)
-    if (folder / HEAD).exists():
-        draft = DraftSource(folder=folder / HEAD)
-        model.draft_head, _ = load_eagle3(draft, model, max_model_len=4 * TOTAL_LEN, **where)
+    model = load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, **how)
+    rank = DraftRank("cpu", tp, kernels, 4 * TOTAL_LEN)
+    for method in LOADERS:
+        if (folder / method).exists():
+            draft = DraftSource(folder=folder / method, model_folder=folder)
+            model.draft_head, _ = LOADERS[method](draft, model, rank)
     return model
 
 
@@ -148,6 +224,7 @@ def build_runner(
     k: int,
     step_ops: StepOps | None = None,
     folder: Path | None = None,
+    memory: CacheMemory | None = None,
 ) -> Built:
     """A fresh runner around the model; with ops, as on a device that they are of.
 
@@ -170,7 +247,7 @@ def build_runner(
         kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
         speculative_config=asked | ({"prompt_lookup_min": 2} if looks_up else {}),
     )
-    built = assemble(settings, model, tp, kernels)
+    built = assemble(settings, model, tp, kernels, memory=memory)
     _compile_grammars(built.runner, folder)
     if looks_up:
         begin_to_serve(built.runner.context)
@@ -195,11 +272,12 @@ class ParityBench:
         folder: Path,
         make: Callable[[Path], None] = make_model,
         requests: Callable[[Probe], list[Request]] = make_requests,
+        implementation: str = "auto",
     ) -> None:
         make(folder)
         self.folder = folder
         self._tp = TensorParallel()
-        self._model = load(folder, self._tp)
+        self._model = load(folder, self._tp, implementation=implementation)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.captured = 0, 0  # of the latest runner
         self.requests = requests(self._probe)
@@ -219,6 +297,12 @@ class ParityBench:
         everyone = _interleave(self.requests, strangers(neighbours.num_strangers))
         answers = self.serve(everyone, neighbours, drafter, k, depth, conditions)
         return {request.id: answers[request.id] for request in self.requests}
+
+    def rank(
+        self, where: Neighbours, drafter: str, k: int, memory: CacheMemory | None = None
+    ) -> Built:
+        """A fresh rank, whose caches lie in `memory`."""
+        return build_runner(self._model, self._tp, where, drafter, k, None, self.folder, memory)
 
     def _probe(self, request: Request) -> list[int]:
         self.plain[request.id] = self._alone([request])[request.id].token_ids

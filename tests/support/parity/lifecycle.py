@@ -7,6 +7,7 @@ each request must have exactly the tokens of a direct evaluation of the model.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
 from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
@@ -120,12 +121,18 @@ class Lifecycle(RuleBasedStateMachine):
         self.dead: deque[pb.StepResult] = deque()
         self.broken: set[str] = set()
         self.now = 0.0
-        self.count = 0
+        self.count = self.num_kept = 0
+        self.chances = random.Random(seed)
         self.open_epoch()
 
     def open_epoch(self) -> None:
-        self.state.open_epoch(self.state.epoch + 1, self.state.limits)
-        self.worker.reset(self.state.epoch)
+        state, epoch, infos = self.state, self.state.epoch + 1, [pb.WorkerInfo()]
+        if state.epoch and self.chances.random() < 0.6:
+            infos = [self.worker.crash(epoch, self.chances)]
+        else:
+            self.worker.reset(epoch)
+        state.open_epoch(epoch, state.limits, kept_by(infos, state.planner, state.epoch))
+        self.num_kept += state.num_kept
 
     def status_of(self, request_id: str, known: int) -> pb.RowStatus:
         return pb.NON_FINITE if request_id in self.broken and known % 5 == 4 else pb.OK

@@ -20,7 +20,7 @@ from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
 from surestep_scheduler.policy.schedule import schedule
 from surestep_worker.step.runner import Runner
 
@@ -93,6 +93,14 @@ class LocalEngine:
         self._results: deque[Results] = deque()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
+
+    def recover(self, facts: pb.WorkerInfo, steps: Callable[[int], Step]) -> None:
+        """Go on with a successor of the workers, which has kept what its `facts` say."""
+        state, self._results = self.state, deque()
+        state.fence()
+        kept = kept_by([facts], state.planner, state.epoch)
+        state.open_epoch(state.epoch + 1, state.limits, kept)
+        self._step = steps(state.epoch)
 
     def run(self, requests: Iterable[Request], arrive_every: int = 0) -> dict[str, Answer]:
         """Serve all requests; one arrives every `arrive_every` steps (0 = all at once)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
-from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours
+from support.parity.bench import BLOCK_SIZE, Neighbours
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.paged_attention import AttentionCase
 from surestep_kernels.paged_attention.backends import choose_attention
@@ -48,7 +48,7 @@ def build_triton_engine(
     model = load_model(
         source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, draft_head=mtp
     )
-    speculation = {"method": drafter, "num_speculative_tokens": k, "model": str(folder / HEAD)}
+    speculation = {"method": drafter, "num_speculative_tokens": k, "model": str(folder / drafter)}
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,

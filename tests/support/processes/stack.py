@@ -28,10 +28,11 @@ class Stack:
         self.process = server.process
         self.url = server.url
         self.logs = logs
+        self.headers: dict[str, str] = {}  # of questions, for a server that asks for a key
 
     def get(self, path: str) -> Any:
         """JSON of a GET."""
-        reply = httpx.get(self.url + path, timeout=10)
+        reply = httpx.get(self.url + path, headers=self.headers, timeout=10)
         reply.raise_for_status()
         return reply.json()
 

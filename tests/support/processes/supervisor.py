@@ -20,7 +20,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.host.oom import OomKills
 from surestep_worker.process.supervisor import Supervisor
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90  # a rank that fails to start takes 9 s beside others
 STAND_IN = stand_in_rank.__file__
 IDLE_S = 1.5  # heartbeat_timeout_s
 
@@ -59,6 +59,14 @@ class Supervised:
         request = pb.RestartRequest(reason="test", expected_pid=expected_pid)
         reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
         return bool(reply.restarted)
+
+    async def sleep(self, level: int) -> int:
+        """Put the rank to sleep; return the bytes of weights that are held for the next."""
+        reply = await self._supervisor.Sleep(pb.SleepRequest(level=level), timeout=TIMEOUT_S)
+        return int(reply.held_weight_bytes)
+
+    async def wake(self) -> None:
+        await self._supervisor.Wake(pb.WakeRequest(), timeout=TIMEOUT_S)
 
     async def info(self) -> worker_pb2.WorkerInfo:
         facts: worker_pb2.WorkerInfo = await self.rank.Info(

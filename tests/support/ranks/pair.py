@@ -44,6 +44,7 @@ class RankSetup(NamedTuple):
     # As on a CPU; as on a GPU, with torch's ops; the same, captured; on a GPU.
     steps: Literal["cpu", "device", "captured", "gpu"] = "cpu"
     expert_parallel: bool = False
+    implementation: str = "auto"
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
@@ -72,7 +73,12 @@ def build(rank: int, setup: RankSetup) -> Built:
         return build_triton_engine(setup.folder, tp, *what)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
     ops = None if setup.steps == "cpu" else STEP_REFERENCE
-    model = load(setup.folder, tp, expert_parallel=setup.expert_parallel)
+    model = load(
+        setup.folder,
+        tp,
+        expert_parallel=setup.expert_parallel,
+        implementation=setup.implementation,
+    )
     return build_runner(model, tp, *what, ops, setup.folder)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.held_weights import HeldWeights, WeightFds
 from surestep_worker.config import WorkerSettings
 from surestep_worker.startup.build import build_runner
@@ -27,3 +30,16 @@ def start_small(
     )
     fds = WeightFds(*map(os.dup, held.fds)) if held is not None else None
     return build_runner(whole, weights=fds, profile_result=profile_result)
+
+
+def check_only_drafts_are_lost(start: Callable[..., Built], message: str) -> None:
+    """A drafter that cannot be used costs the drafts, here and where another rank goes on; the
+    start if it is required."""
+    built = start()
+    for facts in (built.facts, start(built.profile_result).facts):
+        assert message in facts.drafter_fault
+        assert "\n" not in facts.drafter_fault
+        assert (facts.drafter, facts.max_draft_tokens, facts.drafter_has_state) == ("", 0, False)
+    with pytest.raises(InvalidRequest) as refused:
+        start(require_drafter=True)
+    assert message in refused.value.message

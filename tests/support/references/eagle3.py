@@ -39,6 +39,7 @@ class Eagle3Reference(nn.Module):
         kind: str = "llama",
         draft_vocab: int,
         window: int | None = None,
+        mask_id: int | None = None,
         **flags: bool,
     ) -> None:
         """`config` are fields of transformers' configuration of a layer; with a `window` a row sees
@@ -46,7 +47,7 @@ class Eagle3Reference(nn.Module):
         super().__init__()
         made = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](**config)
         made._attn_implementation = "eager"
-        self.window = window
+        self.window, self.mask_id = window, mask_id
         self.config, self.flags = made, {name: flags.get(name, False) for name in FLAGS}
         width, eps, read = made.hidden_size, made.rms_norm_eps, num_captured * model_width
         decoder = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}[kind]
@@ -68,6 +69,8 @@ class Eagle3Reference(nn.Module):
             self.fc_norm = nn.ModuleList(
                 LlamaRMSNorm(model_width, eps) for _ in range(num_captured)
             )
+        if mask_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, read))
         self.rotary = LlamaRotaryEmbedding(cast(Any, made))
 
     def read(self, captured: Sequence[Tensor]) -> Tensor:
@@ -112,6 +115,12 @@ class Eagle3Reference(nn.Module):
         captured: [n - 1, Ht] each. `token_ids` are those of the draft vocabulary.
         """
         rows, drafts = self.read(captured), list[int]()
+        if self.mask_id is not None:  # P-EAGLE: all at once
+            unknown = self.read(self.mask_hidden.chunk(len(captured), dim=1))
+            rows = torch.cat([rows, *[unknown] * (steps - 1)])
+            known = torch.cat([tokens[1:], torch.tensor([self.mask_id] * (steps - 1)).long()])
+            best = self.logits(self(rows[None], embedding[known][None])[0, -steps:]).argmax(dim=1)
+            return (best if token_ids is None else token_ids[best]).tolist()
         for _ in range(steps):
             known = torch.cat([tokens[1:], torch.tensor(drafts, dtype=tokens.dtype)])
             feedback = self(rows[None], embedding[known][None])[0]

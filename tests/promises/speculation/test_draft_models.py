@@ -1,0 +1,160 @@
+"""A model that drafts for itself is right always, whatever its family; and faults show.
+
+Its texts share a prefix, some of whose blocks were filled while nothing was drafted, and the blocks
+are too few for all requests, so that some begin again.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.parity.bench import (
+    BLOCK_SIZE,
+    DRAFT,
+    Neighbours,
+    build_runner,
+    load,
+    make_branches,
+    make_gpt_oss,
+    make_model,
+    make_small,
+    total,
+)
+from support.parity.cases import TOTAL_LEN, VOCAB
+from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
+from support.parity.local_engine import LocalEngine, one_rank
+from surestep_proto import sampling_pb2 as pb
+from surestep_scheduler.cache.blocks import BlockPool
+from surestep_scheduler.core.sequence import Request
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters.head import HeadSteps
+
+WHERE = Neighbours(num_slots=8, step_tokens=40, num_sequences=3)
+MAKES: dict[str, Callable[[Path], None]] = {
+    "llama": make_model,
+    "gpt_oss": make_gpt_oss,  # with windows and sinks
+    "deepseek": make_deepseek_v3,  # with latents
+    "glm_dsa": make_glm_dsa,  # whose indexers choose
+    **{name: partial(make_small, name) for name in ("mixtral", "phi3", "smollm3", "cohere")},
+    **{name: partial(make_branches, name=name) for name in ("gemma2", "gemma3", "granite")},
+}
+
+
+def draft_for_itself(folder: Path, make: Callable[[Path], None]) -> Path:
+    make(folder)
+    shutil.copytree(folder, folder / DRAFT)
+    return folder
+
+
+def ask(name: str, prompt: list[int], temperature: float, draft_cap: int | None = None) -> Request:
+    sampling = pb.SamplingParams(
+        temperature=temperature, seed=len(prompt), top_p=1.0, repetition_penalty=1.0
+    )
+    return Request(
+        id=name,
+        prompt_ids=prompt,
+        emitted_ids=[],
+        max_tokens=TOTAL_LEN - len(prompt),
+        sampling=sampling,
+        draft_cap=draft_cap,
+    )
+
+
+class Counts(NamedTuple):
+    drafts: int
+    accepted: int
+    preemptions: int
+
+
+def drafts(folder: Path, k: int, temperature: float = 0.0) -> Counts:
+    """Serve texts with a prefix in common, and count."""
+    tp, rng = TensorParallel(), random.Random(3)
+    built = build_runner(load(folder, tp), tp, WHERE, "draft_model", k)
+    engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=40)
+    shared = rng.choices(range(8, VOCAB), k=2 * BLOCK_SIZE)
+    engine.run([ask("first", [*shared, 3], temperature, draft_cap=0)])
+    others = (rng.choices(range(8, VOCAB), k=1 + i) for i in range(8))
+    found = engine.run(ask(f"{i}", [*shared, *it], temperature) for i, it in enumerate(others))
+    counters = engine.state.counters
+    assert counters.prefix_cache_hits >= 2 * BLOCK_SIZE
+    assert counters.drafter_faults == 0
+    return Counts(counters.draft_tokens, counters.accepted_tokens, total(found, "num_preemptions"))
+
+
+@pytest.mark.parametrize("family", MAKES)
+@pytest.mark.rotates(4, always=("[llama]", "[cohere]"))
+def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path, family: str) -> None:
+    folder = draft_for_itself(tmp_path / "model", MAKES[family])
+    for k in (1, 4):
+        counts = drafts(folder, k)
+        assert counts.drafts == counts.accepted > 60
+        assert counts.preemptions > 0 or family != "llama"
+
+
+def newest_token_unread(patch: pytest.MonkeyPatch) -> None:
+    right = HeadSteps._catch_up
+
+    def catch_up(self: HeadSteps, slots: Any, catch_up: torch.Tensor, *rest: Any) -> None:
+        right(self, slots, catch_up - 1, *rest)
+
+    patch.setattr(HeadSteps, "_catch_up", catch_up)
+
+
+def token_behind_the_position(patch: pytest.MonkeyPatch) -> None:
+    """Take the token behind a position, as heads do that read hidden states."""
+
+    def gather(self: HeadSteps, runs: Any, error: torch.Tensor) -> Any:
+        kv = self._context.caches.kv
+        sizes = {"block_size": kv.spec.block_size, "num_blocks": kv.num_blocks}
+        return self._ops.gather_tokens(runs, self._state, error, shift=1, **sizes)
+
+    patch.setattr(HeadSteps, "_gather", gather)
+
+
+def positions_one_further(patch: pytest.MonkeyPatch) -> None:
+    right = HeadSteps._next
+
+    def further(self: HeadSteps, slots: Any, position: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return right(self, slots, position + 1, *rest)
+
+    patch.setattr(HeadSteps, "_next", further)
+
+
+def cached_rows_that_nobody_made(patch: pytest.MonkeyPatch) -> None:
+    """Every cached block counts as one with the drafter's rows."""
+    patch.setattr(BlockPool, "num_drafted", lambda self, blocks: len(blocks))
+
+
+MUTANTS = (
+    newest_token_unread,
+    token_behind_the_position,
+    positions_one_further,
+    cached_rows_that_nobody_made,
+)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draft_for_itself(tmp_path_factory.mktemp("twins") / "model", make_model)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants(
+    twins: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    mutant(monkeypatch)
+    counts = drafts(twins, 4)
+    assert counts.accepted < 0.9 * counts.drafts
+
+
+def test_drafts_at_a_temperature_use_the_noise_of_their_positions(twins: Path) -> None:
+    """Drafts that are not accepted were drawn at another temperature, to find the best."""
+    counts = drafts(twins, 2, temperature=0.9)
+    assert counts.drafts > counts.accepted > 0.8 * counts.drafts
