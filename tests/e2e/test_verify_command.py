@@ -106,7 +106,9 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     report = json.loads(out)
     assert (status, report["verdict"]) == (0, "equal"), report["claims"]
     assert all(case["num_equal"] == case["num_answers"] for case in report["cases"])
-    assert {claim["verdict"] for claim in report["claims"]} == {"equal"}
+    verdicts = {claim["name"]: claim["verdict"] for claim in report["claims"]}
+    assert verdicts.pop("no published failure is met") is None  # not asked with --quick
+    assert set(verdicts.values()) == {"equal"}
     assert report["speculative_config"]["method"] == "ngram"  # as the server chose
     assert report["drafts"]["windows"] > 100
     assert (report["preemptions"] > 0, report["ledger"]["rows"] > 100) == (True, True)

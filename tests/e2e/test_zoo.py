@@ -347,6 +347,16 @@ async def test_what_breaks_among_several_requests_is_a_failure(stack: Stack) -> 
         assert (await run(one, subject, 30)).finding.verdict is Verdict.FAIL
 
 
+def _emptied(exchange: Exchange) -> None:
+    for choice in exchange.choices:
+        choice |= {"text": "", "token_ids": [], "message": {}}
+
+
+def test_empty_answers_show_nothing(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    found = lied(capsys, stack.url, "company", _emptied)
+    assert (found["verdict"], found["why"]) == ("cannot tell", "every answer is empty")
+
+
 def test_a_process_that_is_not_there(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--case", "hang-seen", "--stop-pid", str((1 << 22) + 1)
     assert findings(capsys, stack.url, *words)["hang-seen"]["verdict"] == "not applicable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,9 +12,10 @@ from typing import Any
 
 import aiohttp
 from pydantic import SecretStr
+from surestep_common.errors import Unavailable
 from surestep_common.tls import context_of_client
 
-from .http import api_root, unix_socket
+from .http import api_root, message_in, no_answer, unix_socket
 from .stream import EventReader, StreamEnded
 
 _MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
@@ -82,6 +84,47 @@ async def post(
             if not connection.reused:
                 raise
             sent_anew()
+
+
+async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Any:
+    """Return the JSON of a POST. Raise Unavailable."""
+    try:
+        async with session.post(path, json=body) as response:
+            text = await response.text()
+            if response.status != 200:
+                why = message_in(text)
+                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
+            return json.loads(text)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise _unanswered(path, error) from error
+
+
+async def get_json(session: aiohttp.ClientSession, path: str) -> Any:
+    """Return the JSON of a GET. Raise Unavailable."""
+    text = await get_text(session, path)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Unavailable(f"/{path} is no JSON: {error}") from error
+
+
+async def get_text(session: aiohttp.ClientSession, path: str) -> str:
+    """Return the body of a GET. Raise Unavailable."""
+    try:
+        async with session.get(path) as response:
+            text = await response.text()
+            if response.status != 200:
+                why = message_in(text)
+                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
+            return text
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise _unanswered(path, error) from error
+
+
+def _unanswered(path: str, error: Exception) -> Unavailable:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return no_answer(f"{error.host}:{error.port}", error)
+    return Unavailable(f"no answer to /{path}: {error or 'too late'}")
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -11,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from surestep_common.errors import Unavailable
 
-from surestep_cli.api.http import message_in, no_answer
 from surestep_cli.api.sessions import stream
 from surestep_cli.api.stream import StreamEnded
 
@@ -100,47 +97,6 @@ async def ask(
         if answer.has_text and not answer.num_tokens:
             answer.failure = _ONLY_TEXT
     return answer
-
-
-async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Any:
-    """Return the JSON of a POST. Raise Unavailable."""
-    try:
-        async with session.post(path, json=body) as response:
-            text = await response.text()
-            if response.status != 200:
-                why = message_in(text)
-                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
-            return json.loads(text)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise _unanswered(path, error) from error
-
-
-async def get(session: aiohttp.ClientSession, path: str) -> Any:
-    """Return the JSON of a GET. Raise Unavailable."""
-    text = await get_text(session, path)
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise Unavailable(f"/{path} is no JSON: {error}") from error
-
-
-async def get_text(session: aiohttp.ClientSession, path: str) -> str:
-    """Return the body of a GET. Raise Unavailable."""
-    try:
-        async with session.get(path) as response:
-            text = await response.text()
-            if response.status != 200:
-                why = message_in(text)
-                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
-            return text
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise _unanswered(path, error) from error
-
-
-def _unanswered(path: str, error: Exception) -> Unavailable:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return no_answer(f"{error.host}:{error.port}", error)
-    return Unavailable(f"no answer to /{path}: {error or 'too late'}")
 
 
 def _alternatives(logprobs: Any) -> list[list[tuple[str, float]]]:

@@ -23,6 +23,7 @@ class Sampling(StrEnum):
 
 ALONE, TOGETHER = "alone", "together"
 LIMIT, CROWD, NEWCOMERS = "at max_model_len", "64 x 8 samples", "newcomers"
+PUBLISHED = "published failures"
 LEAST_ROUNDS, LEAST_TIMED_TOKENS = 3, 256  # below which nothing is said about speed
 
 

@@ -15,7 +15,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from surestep_common.config import secret_fields
-from surestep_common.errors import SurestepError
+from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.releases import package_version
 
 from surestep_cli.api.http import api_root
@@ -24,10 +24,13 @@ from surestep_cli.serve.serving import key_of, serving
 from surestep_cli.settings.sections import SECTIONS
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import report_console, write_file
+from surestep_cli.zoo import case as zoo
+from surestep_cli.zoo.run import survey
+from surestep_cli.zoo.target import Target
 
-from .cases import Sampling
+from .cases import PUBLISHED, Sampling
 from .faults import LocalServer
-from .options import VerifyArguments
+from .options import VerifyArguments, VerifyOptions
 from .prompts import built_in, parameters, prepared, read_prompts
 from .report import Question, Verdict, VerifyReport
 from .run import Findings, Plan, Tell, Verification
@@ -112,6 +115,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
             verification = Verification(session, ready, plan, known, tell)
             bar.update(bar.task_ids[0], total=verification.num_answers)
             found = await verification.run(local)
+            published = await _published(session, known, options, found.skipped, tell)
     return VerifyReport(
         version=package_version(),
         started=moment.isoformat(timespec="seconds"),
@@ -132,9 +136,29 @@ async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
         counts=found.counts,
         reference_windows=found.reference_windows,
         checks=found.checks,
+        published=published,
         skipped=found.skipped,
         notes=list(_notes(asking, known, found, limit)),
     )
+
+
+async def _published(
+    session: aiohttp.ClientSession,
+    known: About,
+    options: VerifyOptions,
+    skipped: dict[str, str],
+    tell: Tell,
+) -> list[zoo.CaseResult]:
+    """Look for the failures of `surestep zoo`; where that is not done, say why in `skipped`."""
+    if options.quick:
+        skipped[PUBLISHED] = "not asked with --quick"
+        return []
+    target = Target(session, known.model, is_ours=known.is_surestep)
+    try:
+        return await survey(target, known.max_model_len, lambda name: tell(name, 0))
+    except Unavailable as error:
+        skipped[PUBLISHED] = str(error)
+        return []
 
 
 @contextlib.asynccontextmanager

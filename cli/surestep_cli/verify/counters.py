@@ -10,8 +10,7 @@ import aiohttp
 from surestep_common.errors import SurestepError
 
 from surestep_cli.api.metrics import DraftStats, Metrics
-
-from .answers import get_text
+from surestep_cli.api.sessions import get_text
 
 _TOTALS = {
     "windows": "vllm:spec_decode_num_drafts_total",

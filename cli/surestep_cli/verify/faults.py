@@ -14,8 +14,9 @@ import aiohttp
 from surestep_common.errors import SurestepError, Unavailable
 
 from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.sessions import get_json, get_text
 
-from .answers import Answer, get, get_text
+from .answers import Answer
 from .report import FaultResult, ReportedIncident
 
 _FIRST = 1  # the process that is everybody's ancestor
@@ -123,7 +124,7 @@ class LocalServer(NamedTuple):
 
     async def status(self) -> Any:
         """Return the /status document. Raise Unavailable."""
-        return await get(self.session, "status")
+        return await get_json(self.session, "status")
 
     async def num_resumed(self) -> int:
         """Return how many requests the gateway has submitted again. Raise Unavailable."""

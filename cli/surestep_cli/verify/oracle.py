@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import aiohttp
 from surestep_common.errors import SurestepError, Unavailable
 
+from surestep_cli.zoo.case import NEAR_TIE
+
 from .answers import Answer, ask
 from .cases import Difference, DifferencePosition
 from .prompts import BANNED, GRAMMAR, LIKELIEST, VerifyPrompt
@@ -25,7 +27,6 @@ _MEAN_REGRET = 0.05
 _MOST_DRIFT = 0.5  # nats between the log-probability of a token when generated and when read
 _MOST_READ = 8  # answers that are fed back
 _EXTRA = 1e-3  # that probabilities may have above 1
-NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
 _ALTERNATIVES = 2
 
 

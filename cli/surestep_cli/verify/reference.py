@@ -13,9 +13,8 @@ import aiohttp
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
 from surestep_cli.api.http import model_card
-from surestep_cli.api.sessions import open_session
+from surestep_cli.api.sessions import get_json, open_session, post_json
 
-from .answers import get, post_json
 from .prompts import COMPLETIONS, VerifyPrompt
 
 TRANSFORMERS = "transformers"
@@ -46,7 +45,7 @@ async def reader_of(
     elif "://" in reference:
         timeout = aiohttp.ClientTimeout(total=600)
         async with open_session(reference, timeout=timeout) as other:
-            name = model_card(await get(other, "v1/models"))["id"]
+            name = model_card(await get_json(other, "v1/models"))["id"]
             yield reading(other, name)
     else:
         yield None
@@ -74,7 +73,7 @@ def reading(session: aiohttp.ClientSession, model: str) -> Reader:
 
 async def _by_transformers(session: aiohttp.ClientSession, model: str) -> Reader:
     """Return a reader that computes with transformers, in float32, from the served checkpoint."""
-    folder = Path(model_card(await get(session, "v1/models"), model).get("root") or "")
+    folder = Path(model_card(await get_json(session, "v1/models"), model).get("root") or "")
     if not (folder / "config.json").is_file():
         raise NotFound(f"--reference transformers: the checkpoint {folder} is not on this machine")
     try:

@@ -9,7 +9,19 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from .cases import ALONE, CROWD, LIMIT, NEWCOMERS, TOGETHER, CaseResult, Sampling
+from surestep_cli.zoo import case as zoo
+from surestep_cli.zoo.report import counted, documented
+
+from .cases import (
+    ALONE,
+    CROWD,
+    LIMIT,
+    NEWCOMERS,
+    PUBLISHED,
+    TOGETHER,
+    CaseResult,
+    Sampling,
+)
 from .counters import Counts
 
 _COMPANIES = (ALONE, TOGETHER)
@@ -108,6 +120,7 @@ class VerifyReport:
     counts: Counts  # of all cases together
     reference_windows: int  # verified while the references were computed
     checks: list[Check]
+    published: list[zoo.CaseResult]  # failures that were looked for
     skipped: dict[str, str]  # cases that were not run, and why
     notes: list[str]
 
@@ -129,6 +142,7 @@ class VerifyReport:
             self._faults(),
             self._steps(),
             self._model(),
+            self._published(),
         ]
 
     def _claim(self, name: str, companies: Sequence[str], problem: str, evidence: str) -> Claim:
@@ -225,6 +239,17 @@ class VerifyReport:
             return Claim(name, Verdict.NOT_SHOWN, "nothing could be looked at")
         return Claim(name, Verdict.EQUAL, "; ".join(each.detail for each in self.checks))
 
+    def _published(self) -> Claim:
+        name = "no published failure is met"
+        if (reason := self.skipped.get(PUBLISHED)) is not None:
+            return Claim(name, None, reason)
+        met = [each for each in self.published if each.finding.verdict is zoo.Verdict.FAIL]
+        if met:
+            told = "; ".join(f"{each.case.name}: {each.finding.why}" for each in met)
+            return Claim(name, Verdict.DIFFERENT, told)
+        shown = any(each.finding.verdict is zoo.Verdict.PASS for each in self.published)
+        return Claim(name, Verdict.EQUAL if shown else Verdict.NOT_SHOWN, counted(self.published))
+
     @property
     def summary(self) -> str:
         """The verdict in a sentence."""
@@ -288,6 +313,7 @@ class VerifyReport:
             "ledger": {n: getattr(self.counts, n) for n in ("rows", "digests", "mismatches")},
             "preemptions": self.counts.preemptions,
             "checks": [check._asdict() for check in self.checks],
+            "published": [documented(each) for each in self.published],
         }
         return json.dumps(document, indent=2)
 

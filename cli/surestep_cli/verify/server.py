@@ -15,9 +15,9 @@ from surestep_common.model_files import read_object
 
 from surestep_cli.api.http import model_card
 from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.sessions import get_json, get_text
 from surestep_cli.serve.fetch import fetch
 
-from .answers import get, get_text
 from .options import VerifyArguments
 
 _LONGEST = 2048  # tokens, of a server without a limit of its own
@@ -61,7 +61,7 @@ def shortened(asking: VerifyArguments, console: Console) -> int | None:
 
 async def about(session: aiohttp.ClientSession, name: str | None) -> About:
     """Describe the model called `name`, or the first one. Raise Unavailable and InvalidRequest."""
-    card = model_card(await get(session, "v1/models"), name)
+    card = model_card(await get_json(session, "v1/models"), name)
     defaults = card.get("default_sampling_params") or {}
     try:
         metrics = Metrics(await get_text(session, "metrics"))
@@ -76,7 +76,7 @@ async def about(session: aiohttp.ClientSession, name: str | None) -> About:
 async def _config_in_use(session: aiohttp.ClientSession) -> dict[str, Any] | None:
     """Return the configuration that a server of ours uses; None where it tells operators only."""
     try:
-        schedulers = (await get(session, "overview"))["schedulers"]
+        schedulers = (await get_json(session, "overview"))["schedulers"]
     except SurestepError:
         return None
     models = [scheduler["model"] for scheduler in schedulers if scheduler["model"] is not None]

@@ -188,6 +188,11 @@ def _body(report: VerifyReport) -> Iterator[str]:
     if report.faults:
         yield "<h2>Faults</h2>" + _list(escape(fault_line(fault)) for fault in report.faults)
     yield from _drafts(report)
+    if report.published:
+        lines = (
+            escape(f"{c.name} ({c.reports}): {f.verdict}: {f.why}") for c, f, _ in report.published
+        )
+        yield "<h2>Published failures</h2>" + _list(lines)
     yield "<h2>Prompts</h2>" + _table(
         ("prompt", *(f"tokens, {sampling}" for sampling in Sampling)),
         ((q.name, *(str(q.tokens[s]) for s in Sampling)) for q in report.questions),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .case import Finding, case, failed, forced, inapplicable, passed, unclear
-from .target import TEXT, Answer, Body, Broken, Refused, Subject, joined
+from .target import TEXT, Answer, Body, Broken, Refused, Subject, joined, streamed
 
 _LONGEST = 16_384  # tokens of context that are filled
 _ODD = "👩‍🚀 naïve 漢字 🏳️‍🌈 ﷽ ok"
@@ -76,8 +76,8 @@ async def error_inside_200(subject: Subject) -> Finding:
         {"max_tokens": -5},
     ]
     for fields in wrong:
-        body = {"prompt": "x", "max_tokens": 4, "stream": True} | fields
-        status = await subject.target.status_of(TEXT, body)
+        body = {"prompt": "x", "max_tokens": 4} | fields
+        status = await subject.target.status_of(TEXT, streamed(body))
         if status >= 500:
             return failed(f"status {status}", body)
         if status != 200:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 from xml.etree import ElementTree
 
 from surestep_common.releases import package_version
@@ -27,22 +29,31 @@ def to_json(results: Sequence[CaseResult]) -> str:
     return json.dumps(
         {
             "version": package_version(),
-            "cases": [
-                {
-                    "case": case.name,
-                    "reports": case.reports.split(),
-                    "does": case.does,
-                    "right": case.right,
-                    "verdict": finding.verdict,
-                    "why": finding.why,
-                    "request": finding.request,
-                    "seconds": round(took_s, 2),
-                }
-                for case, finding, took_s in results
-            ],
+            "cases": [documented(result) for result in results],
         },
         indent=2,
     )
+
+
+def documented(result: CaseResult) -> dict[str, Any]:
+    """Return a finding for programs."""
+    case, finding, took_s = result
+    return {
+        "case": case.name,
+        "reports": case.reports.split(),
+        "does": case.does,
+        "right": case.right,
+        "verdict": finding.verdict,
+        "why": finding.why,
+        "request": finding.request,
+        "seconds": round(took_s, 2),
+    }
+
+
+def counted(results: Sequence[CaseResult]) -> str:
+    """Return how many verdicts there are of each kind."""
+    counts = Counter(result.finding.verdict for result in results)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
 
 
 def to_junit(results: Sequence[CaseResult]) -> str:

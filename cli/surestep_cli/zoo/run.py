@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import aiohttp
 from rich.console import Console
@@ -14,14 +13,13 @@ from rich.text import Text
 from surestep_common.errors import InvalidRequest
 
 from surestep_cli.api.http import model_card
-from surestep_cli.api.sessions import open_session
+from surestep_cli.api.sessions import get_json, open_session
 from surestep_cli.terminal.output import report_console, write_file
-from surestep_cli.verify.answers import get
 
 from . import constraints, edges, equality, lifecycle
 from .case import Case, CaseResult, Verdict, run
 from .command import Zoo
-from .report import to_html, to_json, to_junit
+from .report import counted, to_html, to_json, to_junit
 from .target import Subject, Target, max_len_of, repeats
 
 CASES: tuple[Case, ...] = (
@@ -34,6 +32,7 @@ _OURS = "surestep"  # owner of our models
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.CANNOT_TELL: "yellow"}
 _FORMATS = {".json": to_json, ".html": to_html, ".xml": to_junit}
 _REQUEST_CHARACTERS = 500
+_PATIENCE_S = 300.0
 _WIDTH = 2 + max(len(case.name) for case in CASES)
 
 
@@ -74,7 +73,7 @@ async def _run(
         async def opened(address: str) -> tuple[Target, int | None]:
             session = open_session(address, api_key=asked.key(), timeout=timeout)
             await stack.enter_async_context(session)
-            card = model_card(await get(session, "v1/models"), asked.model)
+            card = model_card(await get_json(session, "v1/models"), asked.model)
             is_ours = card.get("owned_by") == _OURS
             return Target(session, str(card["id"]), is_ours=is_ours), max_len_of(card)
 
@@ -89,6 +88,19 @@ async def _run(
                 results.append(await run(case, subject, asked.patience_s))
             out.print(_line(results[-1]))
         return results
+
+
+async def survey(
+    target: Target, max_len: int | None, tell: Callable[[str], object]
+) -> list[CaseResult]:
+    """Run all cases, telling which one is run. Raise Unavailable for a server without texts."""
+    plain = target if target.is_ours else None
+    subject = Subject(target, plain, await repeats(target), max_len, process=None)
+    results = []
+    for case in CASES:
+        tell(case.name)
+        results.append(await run(case, subject, _PATIENCE_S))
+    return results
 
 
 def _list(cases: Sequence[Case]) -> None:
@@ -110,6 +122,4 @@ def _conclude(results: Sequence[CaseResult], out: Console) -> None:
         if finding.verdict is Verdict.FAIL and finding.request is not None:
             shown = str(finding.request)[:_REQUEST_CHARACTERS]
             out.print(f"{case.name} ({case.reports}): {shown}", markup=False)
-    counts = Counter(result.finding.verdict for result in results)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-    out.print(Text(told, style="bold"))
+    out.print(Text(counted(results), style="bold"))

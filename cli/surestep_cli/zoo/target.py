@@ -99,9 +99,8 @@ class Target:
     async def events(self, path: str, body: Body) -> list[Body]:
         """Return all events of a stream."""
         found: list[Body] = []
-        asked = self._whole(body) | {"stream": True, "stream_options": {"include_usage": True}}
         try:
-            await stream(self._session, path, asked, found.append)
+            await stream(self._session, path, self._whole(streamed(body)), found.append)
         except StreamEnded as end:
             if end.status in _REFUSALS:
                 raise Refused(str(end)[:300]) from end
@@ -163,6 +162,11 @@ def _reading() -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError) as error:
         raise Broken(f"an answer of another form: {type(error).__name__}: {error}") from error
+
+
+def streamed(body: Body) -> Body:
+    """Return the request for a stream that tells its usage."""
+    return body | {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def path_of(body: Body) -> str:

@@ -18,6 +18,7 @@ from surestep_cli.verify.cases import (
     CROWD,
     LIMIT,
     NEWCOMERS,
+    PUBLISHED,
     TOGETHER,
     Case,
     DifferencePosition,
@@ -38,6 +39,8 @@ from surestep_cli.verify.report import (
     VerifyReport,
 )
 from surestep_cli.verify.show import remarks, rows, show, to_html
+from surestep_cli.zoo import case as zoo
+from surestep_cli.zoo.run import CASES
 from surestep_common.errors import Unavailable
 
 PROMPT = VerifyPrompt("a prompt", COMPLETIONS, {"prompt": "x"})
@@ -125,6 +128,7 @@ def report(*, problem: str | None = None, wrong: bool = False) -> VerifyReport:
         counts=Counts(DRAFTS, preemptions=3, rows=500, digests=20),
         reference_windows=0,
         checks=[Check("parameters", Verdict.EQUAL, "9 parameters are obeyed")],
+        published=[zoo.CaseResult(CASES[0], zoo.passed("equal"), 1.0)],
         skipped={},
         notes=["a note"],
     )
@@ -143,6 +147,10 @@ def without(whole: VerifyReport, *companies: str) -> VerifyReport:
 
 NO_WINDOWS = [replace(result, windows=0) for result in report().results]
 FEW = Check("answers fed back", Verdict.NOT_SHOWN, "no prompt_logprobs")
+CUT = zoo.CaseResult(CASES[0], zoo.unclear("prompts are cut"), 1.0)
+MET = zoo.CaseResult(
+    next(case for case in CASES if case.name == "usage"), zoo.failed("7 tokens counted"), 1.0
+)
 BAD = Check("different prompts", Verdict.DIFFERENT, "all 6 prompts have the same answer")
 
 
@@ -162,6 +170,9 @@ BAD = Check("different prompts", Verdict.DIFFERENT, "all 6 prompts have the same
         ({"checks": []}, "not shown", "nothing could be looked at"),
         ({"checks": [FEW]}, "not shown", "no prompt_logprobs"),
         ({"checks": [FEW, BAD]}, "different", "the same answer"),
+        ({"published": [CUT, MET]}, "different", "usage: 7 tokens counted"),
+        ({"published": [CUT]}, "not shown", "1 cannot tell"),
+        ({"skipped": {PUBLISHED: "not asked with --quick"}}, "equal", "not asked with --quick"),
         ({"faults": []}, "equal", "nothing was killed"),
         ({"is_surestep": False}, "equal", "a server of another kind has none"),
         ({"skipped": {NEWCOMERS: "with API keys"}}, "equal", "with API keys"),

@@ -75,6 +75,8 @@ async def test_a_server_that_is_right(capsys: pytest.CaptureFixture[str]) -> Non
     assert (drafts["drafted"], drafts["accepted"]) == (3 * drafts["windows"], 2 * drafts["windows"])
     assert drafts["acceptance_per_position"] == [1, 1]
     assert report["temperature"] == 0.7
+    found = {each["case"]: each["verdict"] for each in report["published"]}
+    assert found["on-off"] == found["company"] == found["cancel-storm"] == "pass"
     assert any("no process was killed" in note for note in report["notes"])
 
 
@@ -88,7 +90,7 @@ async def test_what_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert ran.status == 0
     own_seeds = [body for body in server.bodies if body.get("seed") == 5]
     asked = [*own_seeds, *(body for body in server.bodies if "messages" in body)]
-    asked = [body for body in asked if "cache_salt" not in body]
+    asked = [body for body in asked if "cache_salt" not in body and "stream_options" not in body]
     rounds = 2 * (3 + 1) * 2  # of greedy and sampled answers, alone and together, in both modes
     assert len(asked) == 2 * (2 + rounds + 1) + 1  # references, a newcomer, and log-probabilities
     for body in asked:
@@ -119,6 +121,8 @@ async def test_a_server_whose_tokens_differ(
     ran = await verify(MadeUpServer(wrong, gap), "--json", "--max-tokens", "12", capsys=capsys)
     report = ran.report
     assert (ran.status, report["verdict"]) == (1, "different")
+    found = {each["case"]: each["verdict"] for each in report["published"]}
+    assert (found["on-off"] == "fail") == (wrong in ("speculation", "length"))
     bad = [case for case in report["cases"] if case["num_equal"] < case["num_answers"]]
     assert {case["company"] for case in bad} == hurt
     first = next(case for case in bad if case["sampling"] == "greedy")["differences"][0]
