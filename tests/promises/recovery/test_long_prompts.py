@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,22 +47,22 @@ def asks() -> list[Ask]:
     return [ask("seeded", KINDS["seeded"], rng, 400, TOKENS) for _ in range(STREAMS)]
 
 
-async def killed(stack: Stack, asks: list[Ask]) -> list[Answer]:
-    """Answers of streams whose rank is killed when all of them decode."""
+async def killed(stack: Stack, pid: int, asks: list[Ask]) -> list[Answer]:
+    """Answers of streams whose rank, which has this pid, is killed when all of them decode."""
     answers = [Answer.of(each) for each in asks]
     async with client_of(stack.url) as client, asyncio.TaskGroup() as tasks:
         for each, answer in zip(asks, answers, strict=True):
             tasks.create_task(stream(client, each, Tally(), answer))
         while not all(answer.choices[0].token_ids for answer in answers):
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(stack.kill_rank)
+        os.kill(pid, signal.SIGKILL)
     return answers
 
 
 def test_a_kill_costs_no_prompt(server: Stack, asks: list[Ask]) -> None:
     quiet = asyncio.run(run(server.url, asks))
     pid = server.scheduler()["ranks"][0]["pid"]
-    answers = asyncio.run(killed(server, asks))
+    answers = asyncio.run(killed(server, pid, asks))
     assert differences(quiet, answers) == []
     assert server.scheduler()["ranks"][0]["pid"] != pid
     (incident,) = server.scheduler()["incidents"]

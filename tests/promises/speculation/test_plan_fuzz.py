@@ -112,9 +112,11 @@ DISPENSABLE = {
     *("StepPlan.budget_ms", "Admission.request_id"),
     *("StepResult.digest", "StepResult.timings"),
     "StepResult.drafter_len",  # all 0 where it is left out, as without state in the drafter
-    "Admission.text_group",  # no other's answer is looked into then; not sent without a prefix cache
+    # Without these no other's answer is looked into, and nothing is kept for the rank that follows; no prefix
+    # cache, and they are not sent.
+    *("Admission.text_group", "StepPlan.planner"),
 }
-NOT_EVERYWHERE = {"StepResult.drafter_len", "Admission.text_group"}
+NOT_EVERYWHERE = {"StepResult.drafter_len", "Admission.text_group", "StepPlan.planner"}
 STALE = (
     "StepResult.epoch"  # a result of another epoch is dropped: the step's deadline ends this one
 )

@@ -127,10 +127,10 @@ class FakeEngine:
 
     def _keep(self, plan: pb.StepPlan) -> None:
         """Begin with what the first plan keeps of the epoch before, and nothing else."""
-        assert plan.planner
         kept, held = plan.kept, self._kept
         self._planner = plan.planner
         if plan.HasField("kept"):
+            assert plan.planner
             assert (kept.planner, kept.epoch) == (held.planner, held.epoch), "of another epoch"
         snapshots = dict(zip(kept.snapshot_ids, kept.snapshot_lens, strict=True))
         assert snapshots.items() <= self._states.lengths.items(), "snapshots that are not whole"
