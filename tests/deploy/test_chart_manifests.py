@@ -63,6 +63,20 @@ def test_whatever_a_pod_mounts_is_there(example: Path) -> None:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
 
 
+def _empty(at: str, value: Any) -> list[str]:
+    """Return the places of values that a template left out: a server of Kubernetes refuses them."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return [place for key, each in parts for place in _empty(f"{at}.{key}", each)]
+    return [at] if value is None else []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_no_value_is_left_out(example: Path) -> None:
+    for manifest in render(yaml.safe_load(example.read_text())).all:
+        assert _empty(manifest["kind"], manifest) == []
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_selectors_select_the_pods_they_are_for(example: Path) -> None:
     for manifest in render(yaml.safe_load(example.read_text())).all:
