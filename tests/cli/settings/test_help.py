@@ -1,4 +1,4 @@
-"""Defaults as help and docs/run/flags.md show them: what one would type."""
+"""Defaults as help and docs/flags.md show them: what one would type."""
 
 from __future__ import annotations
 
