@@ -35,6 +35,7 @@ from surestep_common.process import die_with
 from .bench.command import Bench
 from .chat.command import Chat
 from .commands import Fetch, NewSecret, Proto, RestartWorkers
+from .dynamo.command import Dynamo
 from .environment.command import CollectEnv
 from .monitor.commands import Status, Top
 from .settings.foreign_commands import hint_for
@@ -122,6 +123,7 @@ COMMANDS = {
     "top": Command(Top, "watch a running server"),
     "chat": Command(Chat, "talk to a running server"),
     "bench": Command(Bench, "measure a running server"),
+    "dynamo": Command(Dynamo, "serve a running scheduler's model as a worker of NVIDIA Dynamo"),
     "collect-env": Command(CollectEnv, "print the facts that a report of a fault needs"),
 }
 

@@ -1,0 +1,1 @@
+"""`surestep dynamo`: a worker of NVIDIA Dynamo in front of a scheduler."""

@@ -1,0 +1,200 @@
+"""Behind NVIDIA Dynamo's own frontend: answers are ours, and a lost worker changes no token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.ports import free_port
+from support.processes.stack import Stack, environment, serve
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed"),
+]
+PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
+TOKENS, KEY, MODEL = 400, "dynamo-test", "tiny"
+START_S = 120
+
+
+class Dynamo:
+    """A frontend and workers before one scheduler."""
+
+    def __init__(self, folder: Path, scheduler: str) -> None:
+        self._folder, self._scheduler = folder, scheduler
+        self._variables = {"DYN_FILE_KV": str(folder / "kv")}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", *words, *PLANES]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, env=environment(self._variables), stdout=log, stderr=subprocess.STDOUT
+            )
+        self.processes.append(process)
+        return process
+
+    def frontend(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/v1"
+        words = "--http-host", "127.0.0.1", "--http-port", str(port), "--migration-limit", "20"
+        self.start("frontend", "dynamo.frontend", *words)
+
+    async def worker(self) -> subprocess.Popen[bytes]:
+        """Start one more when the dead are forgotten, and wait until the frontend knows it."""
+        words = "--scheduler", self._scheduler, "--grpc-api-key", KEY, "--served-model-name", MODEL
+        async with httpx.AsyncClient() as client, asyncio.timeout(START_S):
+            await self._know_the_living(client)
+            process = self.start("worker", "surestep_cli", "dynamo", *words)
+            await self._know_the_living(client)
+        return process
+
+    async def _know_the_living(self, client: httpx.AsyncClient) -> None:
+        while await self._num_known(client) != sum(p.poll() is None for p in self.processes[1:]):
+            await asyncio.sleep(0.1)
+
+    async def _num_known(self, client: httpx.AsyncClient) -> int:
+        """Workers that the frontend would ask."""
+        with contextlib.suppress(httpx.HTTPError):
+            if (await client.get(f"{self.url}/models")).json()["data"]:
+                health = await client.get(self.url.removesuffix("v1") + "health")
+                return len(health.json()["instances"])
+        return 0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Dynamo]]:
+    folder = tmp_path_factory.mktemp("dynamo")
+    model = make_tiny_checkpoint(folder / MODEL, seed=7, tokenizer=True, max_position=2048)
+    address = f"127.0.0.1:{free_port()}"
+    flags = "--scheduler-listen", address, "--grpc-api-key", KEY, "--kv-cache-memory", "0.1"
+    with serve(model, folder / "logs", *flags) as running:
+        dynamo = Dynamo(folder, address)
+        try:
+            dynamo.frontend()
+            yield running, dynamo
+        finally:
+            for process in dynamo.processes:
+                process.kill()
+                process.wait()
+
+
+@contextlib.asynccontextmanager
+async def client_of(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def streamed(url: str, number: int, seen: list[int], **fields: Any) -> str:
+    """The text of a stream; `seen` counts its events."""
+    text = ""
+    async with client_of(url) as client:
+        stream = await client.completions.create(
+            model=MODEL, prompt=f"text {number}", max_tokens=TOKENS, seed=number, stream=True,
+            **{"temperature": 0.8, "extra_body": {"ignore_eos": True}, **fields},
+        )  # fmt: skip
+        async for event in stream:
+            seen[number] += 1
+            text += event.choices[0].text if event.choices else ""
+    return text
+
+
+async def all_streamed(
+    url: str, hurt: Callable[[list[int]], bool] | None = None, **fields: Any
+) -> list[str]:
+    """The texts of four streams; `hurt` does so when it is time, by the events seen, and says so."""
+    seen = [0] * 4
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(streamed(url, n, seen, **fields)) for n in range(4)]
+        while hurt is not None and not await asyncio.to_thread(hurt, seen):
+            assert not any(task.done() for task in asked), "too late"
+    return [task.result() for task in asked]
+
+
+@pytest.mark.parametrize("fields", [{}, {"presence_penalty": 0.8}], ids=["plain", "held"])
+async def test_a_killed_worker_changes_no_text(
+    stack: tuple[Stack, Dynamo], fields: dict[str, Any]
+) -> None:
+    """Twice: with tokens that have gone out, and with an answer that is held back."""
+    running, dynamo = stack
+    await dynamo.worker()
+    quiet = await all_streamed(dynamo.url, **fields)
+    ours = await all_streamed(running.url + "/v1", **fields)
+    assert quiet == ours
+    first = dynamo.processes[1:]
+    await dynamo.worker()
+
+    def hurt(seen: list[int]) -> bool:
+        is_time = running.metric("vllm:num_requests_running") == 4 if fields else min(seen) > 4
+        for process in first if is_time else ():
+            process.kill()
+        return is_time
+
+    assert await all_streamed(dynamo.url, hurt, **fields) == quiet
+
+
+async def test_a_killed_rank_changes_no_text(stack: tuple[Stack, Dynamo]) -> None:
+    running, dynamo = stack
+    await dynamo.worker()
+    quiet = await all_streamed(dynamo.url)
+    pid = running.scheduler()["ranks"][0]["pid"]
+
+    def hurt(seen: list[int]) -> bool:
+        if min(seen) > 4:
+            os.kill(pid, signal.SIGKILL)
+        return min(seen) > 4
+
+    assert await all_streamed(dynamo.url, hurt) == quiet
+    assert running.scheduler()["ranks"][0]["pid"] != pid
+
+
+async def test_what_is_wrong_is_the_clients_mistake(stack: tuple[Stack, Dynamo]) -> None:
+    _, dynamo = stack
+    await dynamo.worker()
+    async with client_of(dynamo.url) as client:
+        with pytest.raises(openai.BadRequestError, match="one choice alone"):
+            await client.completions.create(model=MODEL, prompt="x", n=2, max_tokens=2)
+        schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "go"}],
+            max_tokens=40,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": schema | {"additionalProperties": False}},
+            },
+        )
+    assert json.loads(answer.choices[0].message.content or "") == {"a": 1}
+
+
+async def test_a_client_that_leaves_is_noticed(stack: tuple[Stack, Dynamo]) -> None:
+    running, dynamo = stack
+    await dynamo.worker()
+    async with client_of(dynamo.url) as client:
+        stream = await client.completions.create(
+            model=MODEL, prompt="x", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        await stream.close()
+    running.wait_until(lambda: running.metric("vllm:num_requests_running") == 0, "the end", 30)
+
+
+async def test_a_worker_that_is_told_to_stop_does(stack: tuple[Stack, Dynamo]) -> None:
+    _, dynamo = stack
+    process = await dynamo.worker()
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 60) == 0
