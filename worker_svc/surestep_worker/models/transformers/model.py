@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
+from surestep_worker.checkpoint.kv_scales import take_kv_scales
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.layers.context import LayerContext, StepBatch
 from surestep_worker.layers.draft_head import DraftHead
@@ -23,7 +25,7 @@ from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.residual import output_bound
 
-from .attention import BACKEND, PAGED, PagedLayer, Pass
+from .attention import BACKEND, PAGED, AttentionFacts, PagedLayer, Pass
 from .config import CAUSAL, TransformersConfig
 from .curves import VECTOR, WholeVectors
 from .cuts import Cut, Heads, Joint, seen_shape
@@ -91,6 +93,9 @@ class TransformersModel:
         setattr(model, skeleton.decoder_name, Decoded())
         self._blocks, self._captured = _blocks(skeleton.decoder, context.config), list[Tensor]()
         self.hidden_bound = _bound(skeleton.decoder, context.config)
+        self._kv_scales = take_kv_scales(
+            context.weights, list(map(_number_of, self.config.keeping))
+        )
         self.weight_bytes = context.weights.nbytes
 
     def rehearse(self) -> None:
@@ -122,6 +127,7 @@ class TransformersModel:
             dtype=self.vocabulary.dtype,
             kept_hidden=head.width if head is not None and head.reads_hidden else 0,
             draft_layers=head.kv_layers if head is not None else (),
+            scales=self._kv_scales,
         )
 
     def recurrent_spec(self) -> None:
@@ -290,6 +296,12 @@ def _pack(checkpoint: CheckpointWeights, name: str, use: Use, kernels: KernelSet
     if not isinstance(weight, Tensor):
         return kernels.pack_quantized(weight, bias)
     return kernels.pack_linear(weight.T if use.input_major else weight, bias)
+
+
+def _number_of(call: AttentionFacts) -> int:
+    """Return the layer that attends, by the number in its name; -1: there is none."""
+    number = re.search(r"(?<=\.)\d+(?=\.)", call.module)
+    return -1 if number is None else int(number[0])
 
 
 def _blocks(decoder: nn.Module, config: TransformersConfig) -> Sequence[nn.Module]:
