@@ -31,7 +31,7 @@ from .curves import VECTOR, WholeVectors
 from .cuts import Cut, Heads, Joint, seen_shape
 from .experts import EXPERTS, Experts, expert_modules
 from .matrix import Matrix, Rows, Siblings, Use
-from .modules import replace_modules
+from .modules import replace_counted_positions, replace_modules
 from .plan import Cuts, cuts_of, siblings_of
 from .rehearsal import rehearse
 from .skeleton import Skeleton
@@ -90,6 +90,7 @@ class TransformersModel:
         replace_modules(model, len(context.rotary), context.kernels, table[0, :1])
         _attach(model, context, self._now)
         self._decoder, self._whole = skeleton.decoder, model
+        replace_counted_positions(self._decoder, self._now)
         setattr(model, skeleton.decoder_name, Decoded())
         self._blocks, self._captured = _blocks(skeleton.decoder, context.config), list[Tensor]()
         self.hidden_bound = _bound(skeleton.decoder, context.config)
@@ -109,6 +110,7 @@ class TransformersModel:
         try:
             with torch.inference_mode():
                 positions = torch.arange(len(token_ids))[None]
+                self._now.positions = positions[0]
                 made = self._decoder(
                     input_ids=token_ids[None], position_ids=positions, use_cache=False
                 )
@@ -213,7 +215,8 @@ class _Head(nn.Module):
         logits = self._vocabulary.logits(hidden[0].contiguous())
         if self._bias is not None:
             logits += self._bias
-        return functional.pad(logits, (0, -logits.shape[1] % VECTOR))[None]
+        missing = -logits.shape[1] % VECTOR
+        return (functional.pad(logits, (0, missing)) if missing else logits)[None]
 
 
 def _fill(
