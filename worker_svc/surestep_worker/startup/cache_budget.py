@@ -78,8 +78,10 @@ class CacheBudget:
             scaled = "a scale for each position and head" if spec.cache_dtype is INT8 else own
             logger.info("KV cache of %s, %s", spec.cache_dtype, scaled)
         if spec.scales and not spec.scaled:
-            message = "the checkpoint's scales of keys and values are not needed: pages hold %s"
-            logger.info(message, spec.page_dtype)
+            logger.info(
+                "the checkpoint's scales of keys and values are not needed: pages hold %s",
+                spec.page_dtype,
+            )
         if recurrent is not None:
             self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0
