@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, in_one_group, pack
 from surestep_common.errors import InvalidRequest
@@ -108,6 +110,17 @@ def test_a_scale_that_is_none_is_refused(source: Path, tmp_path: Path, wrong: fl
     path = with_tensors(source, tmp_path / "m", scales(OF_VLLM, v=wrong))
     with pytest.raises(InvalidRequest, match=r"kv_scales\.0\.v: .* not a positive number"):
         load(path)
+
+
+def test_a_layer_without_keys_needs_none(tmp_path: Path) -> None:
+    """The first layer of this hybrid is recurrent, the last one attends."""
+    source = make_tiny_hybrid(tmp_path / "source", "qwen3_5", mtp=False)
+    names = [name for name in load_file(source / "model.safetensors") if ".k_proj.weight" in name]
+    last = names[-1].removesuffix("k_proj.weight")
+    first = re.sub(r"layers\.\d+", "layers.0", last)
+    made = {f"{first}k_scale": torch.tensor(3.0), f"{last}v_scale": torch.tensor(2.0)}
+    scales = load(with_tensors(source, tmp_path / "m", made)).kv_spec(8).scales
+    assert scales == ((1.0, 1.0),) * (len(names) - 1) + ((1.0, 2.0),)
 
 
 def test_others_are_told_or_of_no_layer(caplog: pytest.LogCaptureFixture) -> None:

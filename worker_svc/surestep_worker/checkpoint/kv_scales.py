@@ -42,15 +42,21 @@ def kv_scale_table(entries: Mapping[str, Entry], num_layers: int) -> dict[str, P
     return table
 
 
-def take_kv_scales(weights: Weights, layers: Sequence[int]) -> tuple[tuple[float, float], ...]:
-    """Return what the keys and the values of each layer were divided by; empty if of none.
+def take_kv_scales(
+    weights: Weights, layers: Sequence[int], num_layers: int
+) -> tuple[tuple[float, float], ...]:
+    """Return what keys and values of each of `layers` were divided by; empty if none were.
 
-    Raises InvalidRequest for a scale that is not a positive number.
+    Those of all layers are taken, also of such as keep none. Raises InvalidRequest for a scale that
+    is not a positive number.
     """
-    scales = [[_take(weights, _own(layer, which)) for which in _BOTH] for layer in layers]
-    if all(scale is None for both in scales for scale in both):
+    every = [
+        tuple(_take(weights, _own(layer, which)) for which in _BOTH) for layer in range(num_layers)
+    ]
+    if all(scale is None for both in every for scale in both):
         return ()
-    return tuple((k or 1.0, v or 1.0) for k, v in scales)
+    kept = (every[i] if 0 <= i < num_layers else (None, None) for i in layers)
+    return tuple((k or 1.0, v or 1.0) for k, v in kept)
 
 
 def _own(layer: int, which: str) -> str:

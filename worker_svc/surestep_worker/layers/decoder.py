@@ -63,7 +63,7 @@ class Decoder:
         self.has_head = self.vocabulary.has_head
         paged = [i for i, kind in enumerate(config.layer_types) if kind in PAGED]
         self._windows = [config.window_of(config.layer_types[i]) for i in paged]
-        self._kv_scales = take_kv_scales(context.weights, paged)
+        self._kv_scales = take_kv_scales(context.weights, paged, config.num_layers)
         self.draft_head: DraftHead | None = None
         self._inner_draft_layers = 0
         if PREFIX + "norm" in context.weights:

@@ -79,8 +79,8 @@ class CacheBudget:
             logger.info("KV cache of %s, %s", spec.cache_dtype, scaled)
         if spec.scales and not spec.scaled:
             logger.info(
-                "the checkpoint's scales of keys and values are not needed: pages hold %s",
-                spec.page_dtype,
+                "the checkpoint's scales of keys and values are not used: pages hold %s",
+                "latents" if spec.latents else spec.page_dtype,
             )
         if recurrent is not None:
             self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one

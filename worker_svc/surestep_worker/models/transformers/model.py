@@ -94,9 +94,8 @@ class TransformersModel:
         setattr(model, skeleton.decoder_name, Decoded())
         self._blocks, self._captured = _blocks(skeleton.decoder, context.config), list[Tensor]()
         self.hidden_bound = _bound(skeleton.decoder, context.config)
-        self._kv_scales = take_kv_scales(
-            context.weights, list(map(_number_of, self.config.keeping))
-        )
+        numbers = list(map(_number_of, self.config.keeping))
+        self._kv_scales = take_kv_scales(context.weights, numbers, self.config.num_layers)
         self.weight_bytes = context.weights.nbytes
 
     def rehearse(self) -> None:
