@@ -141,5 +141,6 @@ class SchedulerSettings(PeerSettings, TraceSettings):
                 at_once=info.costs.drafts_at_once,
             ),
             enable_prefix_caching=self.enable_prefix_caching,
+            tiers=tuple(info.tiers),
             headless=info.headless,
         )

@@ -49,6 +49,9 @@ class Counters:
     prompt_tokens_cached: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    tier_queries: int = 0  # tokens that tiers behind the pool were asked for
+    tier_hits: int = 0  # of them, those that requests went on from
+    tier_stored: int = 0  # blocks
     snapshot_queries: int = 0
     snapshot_hits: int = 0
     snapshot_evictions: int = 0

@@ -14,6 +14,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.prefix import SnapshotCache
+from surestep_scheduler.cache.tiers import Action, BlockLine, SnapshotLine, TierBooks
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
@@ -51,6 +52,7 @@ class SchedulerState:
         self.running: list[Tenancy] = []  # sorted by order
         self._arrivals = count()
         self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
+        self.tiers = TierBooks()
         self.forget_caches()
         self._reset_workers()
 
@@ -132,6 +134,7 @@ class SchedulerState:
                 self.counters.canaries += 1
                 self.poison.canary_lived()
         self.poison.close(seq.request.id)
+        self.tiers.quests.pop(seq.request.id, None)
         del self.open[seq.request.id]
         if seq.tenancy is not None:
             self.release(seq.tenancy)
@@ -219,6 +222,10 @@ class SchedulerState:
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
+        quest = self.tiers.quests.pop(seq.request.id, None)
+        if quest is not None:
+            self.counters.tier_queries += len(seq.tokens) - quest.cached_len
+            self.counters.tier_hits += max(tenancy.num_cached - quest.cached_len, 0)
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
@@ -284,8 +291,17 @@ class SchedulerState:
         prefix.forget(self.pool, keys, self.limits.groups)
         for key in keys:
             self.snapshots.forget(key)
+        if self.limits.has_tiers:
+            self._forget_in_tiers(keys)
         self.release(tenancy)
         self._requeue(seq)
+
+    def _forget_in_tiers(self, keys: list[bytes]) -> None:
+        groups = range(len(self.limits.kv_windows))
+        blocks = (BlockLine(own, g) for g in groups for own in prefix.in_group(g, keys))
+        snapshots = (SnapshotLine(key, 1 + i) for i, key in enumerate(keys))
+        wanted = snapshots if self.limits.recurrent else ()
+        self.tiers.order(Action.FORGET, blocks=tuple(blocks), snapshots=tuple(wanted))
 
     def _requeue(self, seq: Sequence) -> None:
         seq.prompt_logprobs = None
@@ -307,6 +323,7 @@ class SchedulerState:
         for plan in list(self.in_flight):
             self.acknowledge(plan)
         self.sweep()
+        self.tiers.drop(self.pool, self.snapshots)
         self._reset_workers()
         self.counters.replayed_requests += len(replayed)
         return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))

@@ -48,6 +48,7 @@ from .speculation import (
     make_drafter,
     speculation_asked,
 )
+from .tiers import open_tiers
 from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def build_runner(
     built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     _find_kept(built)
+    open_tiers(built, settings, kernels)
     log_facts(built.facts)
     begin_to_serve(built.runner.context)
     return built._replace(checkpoint=source.fingerprint)
