@@ -99,6 +99,10 @@ class Quest:
     snapshots: frozenset[bytes] = frozenset()
     cached_len: int = 0  # tokens that it would have gone on from without what is loaded
 
+    def loaded(self, num_cached: int) -> int:
+        """Return how many of the tokens that a request goes on from the tiers had."""
+        return max(num_cached - self.cached_len, 0)
+
     @property
     def waits(self) -> bool:
         return self.stage in (Stage.ASKED, Stage.LOADING)

@@ -210,22 +210,24 @@ class SchedulerState:
         seq.tenant.num_running += 1
         seq.tenancy = tenancy
         self.tables.admit(tenancy)
+        quest = self.tiers.quests.pop(seq.request.id, None)
+        loaded = quest.loaded(tenancy.num_cached) if quest is not None else 0
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
             seq.num_cached = tenancy.num_cached
             if seq.request.id != CANARY:
                 self.counters.prompt_tokens += seq.prompt_len
                 self.counters.prompt_tokens_cached += min(tenancy.num_cached, seq.prompt_len)
+                self.counters.prompt_tokens_loaded += min(loaded, seq.prompt_len)
         if self.snapshots.num_ids:
             self.counters.snapshot_queries += 1
             self.counters.snapshot_hits += tenancy.snapshot_id > 0
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
-        quest = self.tiers.quests.pop(seq.request.id, None)
         if quest is not None:
             self.counters.tier_queries += len(seq.tokens) - quest.cached_len
-            self.counters.tier_hits += max(tenancy.num_cached - quest.cached_len, 0)
+            self.counters.tier_hits += loaded
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""

@@ -193,6 +193,10 @@ def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
         pause=engine.pauses.info,
+        num_tier_queries=counters.tier_queries,
+        num_tier_hits=counters.tier_hits,
+        num_tier_stored_blocks=counters.tier_stored,
+        num_prompt_tokens_loaded=counters.prompt_tokens_loaded,
         **_room(state),
     )
 

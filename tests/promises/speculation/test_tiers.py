@@ -6,7 +6,6 @@ its prompt has in common with an earlier one comes from the tiers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +117,5 @@ def test_hits_at_every_offset(kind: str, places: tuple[str, ...], tmp_path: Path
         expected, _ = ranks.serve(plain, [request])
         assert same(answer[str(length)], expected[str(length)]), length
     end(second)
-    print(found)
     if "hybrid" not in kind:
         assert all(found[length] == (length - 1) // BLOCK_SIZE * BLOCK_SIZE for length in found)

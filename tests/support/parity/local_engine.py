@@ -107,7 +107,9 @@ class LocalEngine:
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
         if moves is not None:  # a first step, after which tiers take orders
-            self.add(Request(id=CANARY, prompt_ids=[0], emitted_ids=[], max_tokens=1, sampling=PLAIN))
+            self.add(
+                Request(id=CANARY, prompt_ids=[0], emitted_ids=[], max_tokens=1, sampling=PLAIN)
+            )
 
     def recover(self, facts: pb.WorkerInfo, steps: Callable[[int], Step]) -> None:
         """Go on with a successor of the workers, which has kept what its `facts` say."""

@@ -19,6 +19,7 @@ from surestep_worker.tiers.folder import FolderTier
 from surestep_worker.tiers.host import HostTier
 from surestep_worker.tiers.moves import Moves
 from surestep_worker.tiers.stack import Stack
+from surestep_worker.tiers.store import StoreTier, client_of
 from surestep_worker.tiers.tier import Tier
 
 from .built import Built
@@ -27,12 +28,14 @@ from .built import Built
 def open_tiers(built: Built, settings: WorkerSettings, kernels: KernelSet) -> None:
     """Give a rank its tiers, and name them among its facts.
 
-    Raises InvalidRequest for a folder that cannot be used.
+    Raises InvalidRequest for a folder that cannot be used, and without a client for the store.
     """
     if not settings.has_tiers:
         return
     if settings.kv_offloading_folder is not None:
         _check_folder(settings.kv_offloading_folder)
+    if settings.kv_offloading_store is not None:
+        client_of(settings.kv_offloading_store.get_secret_value())
     context, facts = built.runner.context, built.facts
 
     def stack() -> Stack:
@@ -78,6 +81,9 @@ def _stack(settings: WorkerSettings, form: EntryForm) -> Stack:
     if settings.kv_offloading_folder is not None:
         most = int(settings.kv_offloading_folder_size * GIB)
         far.append(FolderTier(settings.kv_offloading_folder, most, form))
+    if settings.kv_offloading_store is not None:
+        url = settings.kv_offloading_store.get_secret_value()
+        far.append(StoreTier(url, int(settings.kv_offloading_store_size * GIB), form))
     return Stack(form, near, far)
 
 

@@ -62,7 +62,7 @@ class FolderTier:
                 count = file.readinto(data)
         except FileNotFoundError:
             return None
-        if count != about.st_size:
+        if not count == about.st_size == len(data):
             raise Refused(f"its file has {about.st_size} bytes")
         entry = self._form.unpack(name, data, nbytes)
         if time.time() - about.st_mtime > _TOUCH_S:
@@ -73,7 +73,9 @@ class FolderTier:
     def write(self, name: Name, entry: Entry) -> None:
         path = self._path(name)
         written = f"{path}.{os.getpid()}-{next(self._numbers)}"
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if not os.path.isdir(os.path.dirname(path)):
+            self._mine.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         try:
             with open(written, "xb", buffering=0, opener=_private) as file:
                 for part in entry.parts:

@@ -8,9 +8,10 @@ lines of an order until its answer, and the step thread looks at every plan whet
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -41,6 +42,11 @@ class _Job:
         self.snapshots = np.zeros(len(order.snapshot_keys), dtype=np.bool_)
         self.blocks = np.array(order.blocks[:], dtype=np.int64)
         self.ids = np.array(order.snapshot_ids[:], dtype=np.int64)
+
+    def fail(self, error: BaseException) -> None:
+        """End an order with an error, unless it has ended or nobody waits any more."""
+        with contextlib.suppress(InvalidStateError):
+            self.answered.set_exception(error)
 
     def answer(self) -> pb.TierAnswer:
         return pb.TierAnswer(
@@ -83,7 +89,7 @@ class Moves:
             for job in ended:
                 job.void = True
         for job in ended:
-            job.answered.set_exception(Unavailable("the epoch of this order is over"))
+            job.fail(Unavailable("the epoch of this order is over"))
 
     def begin(self, epoch: int) -> None:
         """Take orders of this epoch, whose first plan was applied."""
@@ -170,8 +176,7 @@ class Moves:
             if not job.void and self._stack is not None:
                 work(job, self._stack)
         except BaseException as error:  # noqa: BLE001  # it ends the stream
-            if not job.answered.done():
-                job.answered.set_exception(error)
+            job.fail(error)
             return
         self._answer(job)
 
@@ -182,7 +187,8 @@ class Moves:
             if self._jobs.pop(job.order.number, None) is None or fenced:
                 return
             self._hold()
-        job.answered.set_result(job.answer())
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+            job.answered.set_result(job.answer())
 
     def _look_up(self, job: _Job, stack: Stack) -> None:
         keys = job.order.keys
