@@ -98,7 +98,8 @@ class Limits:
     @property
     def has_tiers(self) -> bool:
         """Return whether prefixes may be found in tiers behind the pool."""
-        return bool(self.tiers) and self.enable_prefix_caching
+        usable = self.usable_snapshots > 0 or not self.recurrent
+        return bool(self.tiers) and self.enable_prefix_caching and usable
 
     @property
     def usable_snapshots(self) -> int:

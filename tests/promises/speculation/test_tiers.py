@@ -58,7 +58,8 @@ class Ranks:
     """Ranks of a model, one after the other, with the same tiers behind each."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        make, *self._drafts = KINDS[kind]
+        make, drafter, k = KINDS[kind]
+        self._drafts = drafter, k
         self._bench = ParityBench(folder / "model", make, no_requests)
         self._folder, self._form = folder / "tier", EntryForm.of(kind)
         self._host = HostTier(MOST)

@@ -14,14 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
+from support.parity.cases import canary
 from surestep_common.errors import SurestepError
 from surestep_proto import worker_pb2 as pb
-from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_scheduler.cache.tiers import Order
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.core.poison import CANARY, NonFiniteLogits
+from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine import tier_streams
@@ -31,7 +31,6 @@ from surestep_scheduler.policy.tiering import settle
 from surestep_worker.step.runner import Runner
 from surestep_worker.tiers.moves import Moves
 
-PLAIN = SamplingParams(top_p=1, repetition_penalty=1)
 _ANSWER_S = 30.0  # in which a tier must answer
 # Executes a plan. Its results, one per rank, or a function that gets them when they are applied.
 Results = list[pb.StepResult] | Callable[[], list[pb.StepResult]]
@@ -106,10 +105,8 @@ class LocalEngine:
         self._moves, self._moving = moves, dict[int, tuple[Order, Future[pb.TierAnswer]]]()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
-        if moves is not None:  # a first step, after which tiers take orders
-            self.add(
-                Request(id=CANARY, prompt_ids=[0], emitted_ids=[], max_tokens=1, sampling=PLAIN)
-            )
+        if moves is not None:
+            self.add(canary())
 
     def recover(self, facts: pb.WorkerInfo, steps: Callable[[int], Step]) -> None:
         """Go on with a successor of the workers, which has kept what its `facts` say."""

@@ -81,7 +81,7 @@ def test_a_hanging_disk_keeps_one_thread_and_no_other() -> None:
         pass
     now[0] += tiers._SLOW_S + 0.1
     assert not patience.works
-    assert patience.call("nothing", hanging.read, NAME, SIZE) == "nothing"  # type: ignore[arg-type]
+    assert patience.call("nothing", hanging.read, NAME, SIZE) == "nothing"
     assert hanging.calls == 1
     hanging.go_on.set()
     first.join(30)
