@@ -91,7 +91,7 @@ class Ranks:
 def end(built: Built) -> None:
     """End a rank, with everything written."""
     assert built.runner.moves is not None
-    built.runner.moves.close()
+    built.runner.moves.close(30)
 
 
 def asked(name: str, prompt: list[int]) -> Request:

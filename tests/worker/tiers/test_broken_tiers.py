@@ -66,7 +66,7 @@ def test_a_full_disk_costs_one_call(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(20):
         assert stack.write(NAME, ENTRY)
         assert stack.read(NAME, SIZE) is ENTRY or near.present([NAME]) == [True]
-    stack.close()
+    stack.close(30)
     assert full.calls == 1
     assert stack.present([NAME]) == [True]  # near
     assert "the disk behind the KV cache rests: [Errno 28]" in caplog.text

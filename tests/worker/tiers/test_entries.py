@@ -139,7 +139,7 @@ def test_what_is_wrong_is_refused_by_name_and_removed(
     stack = Stack(MINE, None, [tier])
     assert stack.read(name(1), SIZE) is None
     assert stack.num_refused == 1
-    stack.close()
+    stack.close(30)
     assert tier.present([name(1)]) == [False]
 
 

@@ -92,7 +92,7 @@ def rank() -> Iterator[Rank]:
     made = Rank()
     yield made
     made.near.go_on.set()
-    made.moves.close()
+    made.moves.close(30)
 
 
 def found(answer: Future[pb.TierAnswer]) -> int:
@@ -146,7 +146,7 @@ def test_what_comes_too_late_is_not_copied(rank: Rank) -> None:
     assert found(slow) == 0
     rank.moves.check(np.array([6]), 0)  # it may be used for something else now
     rank.near.go_on.set()
-    rank.moves.close()
+    rank.moves.close(30)
     assert rank.kv.layers[0].k[6].eq(0).all()
 
 
@@ -159,7 +159,7 @@ def test_orders_end_with_their_epoch(rank: Rank) -> None:
     with pytest.raises(Unavailable):
         slow.result(30)
     rank.near.go_on.set()
-    rank.moves.close()
+    rank.moves.close(30)
     assert rank.kv.layers[0].k[6].eq(0).all()
     with pytest.raises(Unavailable, match="takes no orders"):
         rank.order(pb.LOOK_UP, 3)

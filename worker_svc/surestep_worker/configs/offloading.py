@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from surestep_common.access import PeerSettings
 
-_LMCACHE, _OFFLOADING = "LMCacheConnectorV1", "OffloadingConnector"
+_CONNECTORS = _LMCACHE, _OFFLOADING = "LMCacheConnectorV1", "OffloadingConnector"
 _ROLE = "kv_both"
 _STORES = ("redis", "rediss", "unix")
 GIB = 1 << 30
@@ -59,7 +59,7 @@ class OffloadingSettings(PeerSettings):
         if not given:
             return None
         name, role = given.get("kv_connector"), given.get("kv_role", _ROLE)
-        if name not in (_LMCACHE, _OFFLOADING):
+        if name not in _CONNECTORS:
             raise ValueError(
                 f"kv_connector {name!r} is not served: {_OFFLOADING} and {_LMCACHE} are, as "
                 "--kv-offloading-size, --kv-offloading-folder and --kv-offloading-store"
@@ -68,17 +68,16 @@ class OffloadingSettings(PeerSettings):
             raise ValueError(f"kv_role {role!r} is not served: prompts are computed where text is")
         if given.get("kv_load_failure_policy", "recompute") != "recompute":
             raise ValueError("what cannot be loaded is computed: kv_load_failure_policy recompute")
-        _sizes_of(given, os.environ)
         return given
 
-    @model_validator(mode="after")
-    def _connector_names_tiers(self) -> Self:
+    @model_validator(mode="before")
+    @classmethod
+    def _connector_names_tiers(cls, given: Any) -> Any:
         """Take over what a connector says, where no flag of ours says it."""
-        if self.kv_transfer_config:
-            for name, value in _sizes_of(self.kv_transfer_config, os.environ).items():
-                if name not in self.model_fields_set:
-                    setattr(self, name, value)
-        return self
+        config = given.get("kv_transfer_config") if isinstance(given, dict) else None
+        if not isinstance(config, dict) or config.get("kv_connector") not in _CONNECTORS:
+            return given
+        return _sizes_of(config, os.environ) | given
 
     @property
     def has_tiers(self) -> bool:

@@ -249,6 +249,11 @@ class WorkerService(pb_grpc.WorkerServicer):
         except* Exception as group:  # noqa: BLE001  # the first one is raised again
             raise group.exceptions[0] from None
 
+    async def close(self, timeout_s: float) -> None:
+        """Let tiers finish with what they were told to store, for as long as there is time."""
+        if self._runner is not None and self._runner.moves is not None:
+            await asyncio.to_thread(self._runner.moves.close, timeout_s)
+
     def step_began(self, plan: pb.StepPlan) -> None:
         """Record a launched plan. Called from the step thread."""
         self._in_flight.append(plan)

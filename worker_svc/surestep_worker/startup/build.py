@@ -48,7 +48,7 @@ from .speculation import (
     make_drafter,
     speculation_asked,
 )
-from .tiers import open_tiers
+from .tiers import check_tiers, open_tiers
 from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def build_runner(
         logger.warning(
             "--dtype float16: computing in bfloat16, which has the same size and more range"
         )
+    check_tiers(settings)
     gpu = claim_gpu(settings, profile_result)
     source = _open(settings, weights)
     defaults = sampling_defaults(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import torch
@@ -25,17 +26,18 @@ from surestep_worker.tiers.tier import Tier
 from .built import Built
 
 
-def open_tiers(built: Built, settings: WorkerSettings, kernels: KernelSet) -> None:
-    """Give a rank its tiers, and name them among its facts.
-
-    Raises InvalidRequest for a folder that cannot be used, and without a client for the store.
-    """
-    if not settings.has_tiers:
-        return
+def check_tiers(settings: WorkerSettings) -> None:
+    """Raise InvalidRequest for a folder that cannot be used, and without a client for the store."""
     if settings.kv_offloading_folder is not None:
         _check_folder(settings.kv_offloading_folder)
     if settings.kv_offloading_store is not None:
         client_of(settings.kv_offloading_store.get_secret_value())
+
+
+def open_tiers(built: Built, settings: WorkerSettings, kernels: KernelSet) -> None:
+    """Give a rank its tiers, and name them among its facts."""
+    if not settings.has_tiers:
+        return
     context, facts = built.runner.context, built.facts
 
     def stack() -> Stack:
@@ -90,9 +92,8 @@ def _stack(settings: WorkerSettings, form: EntryForm) -> Stack:
 def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = folder / f".surestep-{id(folder):x}"
-        probe.touch(mode=0o600)
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        message = f"--kv-offloading-folder: {error.strerror}: {folder}"
+        message = f"--kv-offloading-folder: {folder} cannot be used: {error.strerror}"
         raise InvalidRequest(message, param="kv_offloading_folder") from error

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -56,8 +57,10 @@ class FolderTier:
     def read(self, name: Name, nbytes: int) -> Entry | None:
         path = self._path(name)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_unblocked) as file:
                 about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode):
+                    raise Refused("it is no file")
                 data = bytearray(HEAD_BYTES + nbytes)
                 count = file.readinto(data)
         except FileNotFoundError:
@@ -135,6 +138,10 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
             return list(found)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _unblocked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe in its place is not waited for
 
 
 def _private(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from surestep_proto import worker_pb2 as pb
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 
+from .crew import Crew
 from .entry import Entry, Kind, Name
 from .lines import Lines
 from .stack import Stack
@@ -74,9 +75,9 @@ class Moves:
         self._moving: frozenset[int] = frozenset()  # blocks of orders that are not answered
         self._loading: frozenset[int] = frozenset()  # of them, those that are written
         self._lock = threading.Lock()
-        self._looking = ThreadPoolExecutor(_READERS, thread_name_prefix="tier-look")
-        self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="tier-read")
-        self._storing = ThreadPoolExecutor(1, thread_name_prefix="tier-store")
+        self._looking = Crew(_READERS, "tier-look")
+        self._reading = Crew(_READERS, "tier-read")
+        self._storing = Crew(1, "tier-store")
 
     # -- from the step thread ------------------------------------------------------------------
 
@@ -106,12 +107,12 @@ class Moves:
         if not (self._loading.isdisjoint(cached) and self._moving.isdisjoint(written)):
             raise LedgerError("the plan names blocks that an order to the tiers holds")
 
-    def close(self) -> None:
-        """Return when everything that was ordered is done, and written."""
+    def close(self, timeout_s: float) -> None:
+        """Return when everything that was ordered is done and written, or the time is over."""
         for threads in (self._looking, self._storing, self._reading):
-            threads.shutdown()
+            threads.close(timeout_s)
         if self._stack is not None:
-            self._stack.close()
+            self._stack.close(timeout_s)
 
     # -- from the event loop -------------------------------------------------------------------
 
@@ -206,7 +207,8 @@ class Moves:
             return None, False
 
         for rows in _chunks(len(job.whole)):
-            found = list(self._reading.map(block, [job.order.keys[row] for row in rows]))
+            reading = [self._reading.submit(block, job.order.keys[row]) for row in rows]
+            found = [read.result() for read in reading]
             there = [row for row, (entry, _) in zip(rows, found, strict=True) if entry is not None]
             content = [entry for entry, _ in found if entry is not None]
             drafted = [drafted for entry, drafted in found if entry is not None]

@@ -130,9 +130,9 @@ class Stack:
                 with self._there_is:
                     self._waiting_bytes -= entry.nbytes
 
-    def close(self) -> None:
-        """Return when everything is written."""
+    def close(self, timeout_s: float) -> None:
+        """Return when everything is written, or the time is over."""
         with self._there_is:
             self._closed = True
             self._there_is.notify()
-        self._writer.join()
+        self._writer.join(timeout_s)

@@ -20,7 +20,8 @@ T = TypeVar("T")
 _PREFIX = "{surestep:kv}:"  # in braces: a cluster keeps all in one place
 _TIMEOUT_S = 1.0  # of one command, connecting included
 _MOST_EVICTED = 64  # by one write
-# KEYS: entry, times of use, sum of bytes. ARGV: entry, its name in the set, time, bytes, most bytes.
+# KEYS: entry, times of use, sum of bytes. ARGV: entry, its name in the set, time, bytes, most of
+# them.
 _WRITE = f"""
 redis.call('SET', KEYS[1], ARGV[1])
 if redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2]) == 1 then
