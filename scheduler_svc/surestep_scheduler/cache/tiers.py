@@ -55,6 +55,7 @@ class Order:
     blocks: tuple[BlockLine, ...] = ()
     snapshots: tuple[SnapshotLine, ...] = ()
     request_id: str = ""  # that waits for it
+    timeout_s: float = 1.0  # for the answer
     held_blocks: tuple[int, ...] = ()  # besides those that are copied
     held_snapshots: tuple[int, ...] = ()
 

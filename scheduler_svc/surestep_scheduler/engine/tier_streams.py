@@ -20,9 +20,6 @@ from surestep_proto import worker_pb2 as pb
 
 from surestep_scheduler.cache.tiers import Action, Answer, Order
 
-# A request waits no longer; what would take longer is better computed.
-_TIMEOUTS_MS = {Action.LOOK_UP: 1000, Action.LOAD: 5000, Action.STORE: 10_000, Action.FORGET: 1000}
-
 
 class TierStreams:
     """Streams of one epoch. Nothing here waits for a worker to take an order."""
@@ -99,7 +96,7 @@ def to_proto(order: Order, epoch: int, block_size: int) -> pb.TierOrder:
         epoch=epoch,
         number=order.number,
         action=order.action.name,
-        timeout_ms=_TIMEOUTS_MS[order.action],
+        timeout_ms=round(1000 * order.timeout_s),
         keys=[line.key for line in order.blocks],
         groups=[line.group for line in order.blocks],
         blocks=[line.id for line in order.blocks if line.id],

@@ -31,6 +31,9 @@ from .runnable import Entitled
 
 _BATCH = 32  # blocks of an order to store
 _MOST_STORES = 4  # under way
+_STORE_S = 10.0  # for workers to copy what they are to store
+_LOAD_S = 5.0  # for them to load, where steps were not measured
+_LEAST_LOAD_S = 0.5
 _HELD_SHARE = 8  # of the pool, a part that may be held to be stored
 
 
@@ -142,8 +145,18 @@ def _load(state: SchedulerState, seq: Sequence, quest: Quest) -> bool:
         request_id=seq.request.id,
         held_blocks=tuple(reach.here),
         held_snapshots=tuple(held),
+        timeout_s=_worth_s(state, len(reach.keys) * state.limits.block_size - quest.cached_len),
     )
     return True
+
+
+def _worth_s(state: SchedulerState, num_tokens: int) -> float:
+    """Return in how many seconds so many tokens would be computed: loading may take no longer."""
+    costs, most = state.limits.costs, state.limits.max_num_batched_tokens
+    if costs is None:
+        return _LOAD_S
+    context_us = costs.per_context_token * num_tokens / 2
+    return float(max(1e-6 * num_tokens * (costs.step[most] / most + context_us), _LEAST_LOAD_S))
 
 
 def store_idle(state: SchedulerState) -> None:
@@ -160,7 +173,8 @@ def store_idle(state: SchedulerState) -> None:
         state.pool.acquire([block for block, _, _ in found])
         state.snapshots.pool.acquire([line.id for line in snapshots])
         blocks = (BlockLine(key, group_of(key), block, drafted) for block, key, drafted in found)
-        state.tiers.order(Action.STORE, blocks=tuple(blocks), snapshots=tuple(snapshots))
+        what = {"blocks": tuple(blocks), "snapshots": tuple(snapshots)}
+        state.tiers.order(Action.STORE, **what, timeout_s=_STORE_S)
 
 
 def _idle_snapshots(state: SchedulerState) -> list[SnapshotLine]:

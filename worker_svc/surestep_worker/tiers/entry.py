@@ -13,7 +13,6 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 VERSION = 1  # of the form
@@ -82,10 +81,10 @@ class EntryForm(NamedTuple):
         head = _HEAD.pack(*facts, len(payload), *_checksums(payload))
         return Entry(head + _seal(head), payload, tokens)
 
-    def unpack(self, name: Name, data: bytearray, nbytes: int) -> Entry:
-        """Return the entry that `data` is, of `nbytes` of content. Raises Refused."""
-        payload = torch.frombuffer(data, dtype=torch.uint8)[HEAD_BYTES:]
-        return self.checked(name, Entry(bytes(data[:HEAD_BYTES]), payload), nbytes)
+    def unpack(self, name: Name, data: Tensor, nbytes: int) -> Entry:
+        """Return the entry that `data` u8[N] is, of `nbytes` of content. Raises Refused."""
+        head = bytes(bytes_of(data[:HEAD_BYTES]))
+        return self.checked(name, Entry(head, data[HEAD_BYTES:]), nbytes)
 
     def checked(self, name: Name, entry: Entry, nbytes: int) -> Entry:
         """Return an entry if it is this one, of `nbytes` of content, and whole. Raises Refused."""

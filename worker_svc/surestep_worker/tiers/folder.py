@@ -19,7 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .entry import HEAD_BYTES, Entry, EntryForm, Name, Refused
+import torch
+
+from .entry import HEAD_BYTES, Entry, EntryForm, Name, Refused, bytes_of
 
 _KEPT_SHARE = 0.9  # of the bound, that an eviction leaves
 _LOOK_S = 60.0  # between two looks at what others have written
@@ -61,8 +63,8 @@ class FolderTier:
                 about = os.fstat(file.fileno())
                 if not stat.S_ISREG(about.st_mode):
                     raise Refused("it is no file")
-                data = bytearray(HEAD_BYTES + nbytes)
-                count = file.readinto(data)
+                data = torch.empty(HEAD_BYTES + nbytes, dtype=torch.uint8)
+                count = file.readinto(bytes_of(data))
         except FileNotFoundError:
             return None
         if not count == about.st_size == len(data):

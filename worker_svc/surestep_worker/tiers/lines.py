@@ -17,38 +17,46 @@ class Lines:
     def __init__(self, pages: Sequence[Tensor]) -> None:
         self._pages = [_as_words(page) for page in pages]
         self._device = pages[0].device if pages else torch.device("cpu")
-        sizes = [page[0].nbytes for page in self._pages]
-        self._ends = torch.tensor([size + -size % _WORD for size in sizes]).cumsum(0).tolist()
-        self._sizes = sizes
+        self._parts = list[slice]()  # of the bytes of a line, by page
+        end = 0
+        for page in self._pages:
+            self._parts.append(slice(end, end + page[0].nbytes))
+            end += page[0].nbytes + -page[0].nbytes % _WORD
+        self.nbytes = end  # of a line
         self._stream: torch.cuda.Stream | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a line."""
-        return int(self._ends[-1]) if self._ends else 0
 
     @torch.inference_mode()
     def read(self, lines: IntArray) -> list[Tensor]:
         """Return the bytes u8[nbytes] of each line, when the device has copied them."""
+        if self._device.type == "cpu":
+            return [self._read_one(line) for line in lines.tolist()]
         index = torch.from_numpy(lines).to(self._device)
         with self._on_device():
             staged = torch.zeros((len(lines), self.nbytes), dtype=torch.uint8, device=self._device)
-            for page, size, end in zip(self._pages, self._sizes, self._ends, strict=True):
-                begin = end - size - -size % _WORD
-                part = staged[:, begin : begin + size].view(page.dtype)
-                part.copy_(page.index_select(0, index))
+            for page, part in zip(self._pages, self._parts, strict=True):
+                staged[:, part].view(page.dtype).copy_(page.index_select(0, index))
             host = staged.cpu()
         return [line.clone() for line in host]
+
+    def _read_one(self, line: int) -> Tensor:
+        data = torch.zeros(self.nbytes, dtype=torch.uint8)
+        for page, part in zip(self._pages, self._parts, strict=True):
+            data[part].view(page.dtype).copy_(page[line])
+        return data
 
     @torch.inference_mode()
     def write(self, lines: IntArray, content: Sequence[Tensor]) -> None:
         """Write the bytes u8[nbytes] of each line; return when the device has them."""
+        if self._device.type == "cpu":
+            for line, data in zip(lines.tolist(), content, strict=True):
+                for page, part in zip(self._pages, self._parts, strict=True):
+                    page[line].copy_(data[part].view(page.dtype))
+            return
         index = torch.from_numpy(lines).to(self._device)
         with self._on_device():
             staged = torch.stack(list(content)).to(self._device)
-            for page, size, end in zip(self._pages, self._sizes, self._ends, strict=True):
-                begin = end - size - -size % _WORD
-                page.index_copy_(0, index, staged[:, begin : begin + size].view(page.dtype))
+            for page, part in zip(self._pages, self._parts, strict=True):
+                page.index_copy_(0, index, staged[:, part].view(page.dtype))
 
     def _on_device(self) -> _Stream:
         if self._device.type == "cuda" and self._stream is None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from surestep_common.errors import InvalidRequest
 
 from .entry import HEAD_BYTES, Entry, EntryForm, Name, Refused
@@ -76,7 +77,8 @@ class StoreTier:
         data = self._call(self._client.get, key)
         if data is None:
             return None
-        entry = self._form.unpack(name, bytearray(data), nbytes)
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        entry = self._form.unpack(name, content, nbytes)
         member = f"{self._name(name)} {entry.nbytes}"
         self._call(self._client.zadd, used, {member: time.time()}, xx=True)
         return entry
