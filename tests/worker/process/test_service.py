@@ -18,6 +18,7 @@ from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.process import service
 from surestep_worker.process.service import StepThread, WorkerService
 from surestep_worker.step.heartbeat import Heartbeat
+from surestep_worker.tiers.moves import Moves
 
 TIMEOUT_S = 10
 
@@ -37,6 +38,7 @@ class Recorder:
         self.gate = threading.Event()
         self.gate.set()
         self.compiling = Future[None]()
+        self.moves: Moves | None = None
 
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)

@@ -20,7 +20,7 @@ from surestep_worker.tiers.folder import FolderTier
 from surestep_worker.tiers.host import HostTier
 from surestep_worker.tiers.stack import Stack
 from surestep_worker.tiers.store import StoreTier, client_of
-from surestep_worker.tiers.tier import Patience
+from surestep_worker.tiers.tier import RestingTier
 
 FORM = EntryForm.of("a model")
 Opened = Callable[[str, int, EntryForm], StoreTier]
@@ -74,19 +74,19 @@ def test_a_full_disk_costs_one_call(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_hanging_disk_keeps_one_thread_and_no_other() -> None:
     now, hanging = [100.0], Broken()
-    patience = Patience(hanging, lambda: now[0])
-    first = threading.Thread(target=patience.call, args=(None, hanging.read, NAME, SIZE))
+    resting = RestingTier(hanging, lambda: now[0])
+    first = threading.Thread(target=resting.call, args=(None, hanging.read, NAME, SIZE))
     first.start()
     while not hanging.calls:
         pass
     now[0] += tiers._SLOW_S + 0.1
-    assert not patience.works
-    assert patience.call("nothing", hanging.read, NAME, SIZE) == "nothing"
+    assert not resting.works
+    assert resting.call("nothing", hanging.read, NAME, SIZE) == "nothing"
     assert hanging.calls == 1
     hanging.go_on.set()
     first.join(30)
     now[0] += tiers._REST_S + 0.1
-    assert patience.call(None, hanging.read, NAME, SIZE) is ENTRY
+    assert resting.call(None, hanging.read, NAME, SIZE) is ENTRY
 
 
 def test_a_folder_that_is_gone_comes_back(tmp_path: Path) -> None:
@@ -101,18 +101,18 @@ def test_a_store_that_is_killed_rests_and_comes_back(tmp_path: Path, opened: Ope
     now = [0.0]
     with redis_server(tmp_path) as (url, server):
         store = opened(url, 1 << 20, FORM)
-        patience = Patience(store, lambda: now[0])
-        patience.call(None, store.write, NAME, ENTRY)
-        assert patience.call(None, store.read, NAME, SIZE) is not None
+        resting = RestingTier(store, lambda: now[0])
+        resting.call(None, store.write, NAME, ENTRY)
+        assert resting.call(None, store.read, NAME, SIZE) is not None
         server.kill()
         server.wait()
-        assert patience.call(None, store.read, NAME, SIZE) is None
-        assert not patience.works
+        assert resting.call(None, store.read, NAME, SIZE) is None
+        assert not resting.works
     now[0] += tiers._REST_S + 0.1
     port = int(url.rsplit(":", 1)[1].split("/")[0])
     with redis_server(tmp_path, port=port):
-        assert patience.call([True], store.present, [NAME]) == [False]
-        assert patience.works
+        assert resting.call([True], store.present, [NAME]) == [False]
+        assert resting.works
 
 
 def test_a_store_wants_its_password(tmp_path: Path, opened: Opened) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from surestep_common.access import PeerSettings
+from surestep_common.config import variables
 
 _CONNECTORS = _LMCACHE, _OFFLOADING = "LMCacheConnectorV1", "OffloadingConnector"
 _ROLE = "kv_both"
@@ -23,27 +23,21 @@ class OffloadingSettings(PeerSettings):
     kv_offloading_size: float = Field(
         default=0.0,
         ge=0,
-        description="GiB of host memory, on all ranks together, for KV blocks that nothing uses",
+        description="GiB of host memory for idle KV blocks, all ranks together",
     )
     kv_offloading_folder: Path | None = Field(
         default=None,
-        description="folder for KV blocks that outlive the server; replicas may share it",
+        description="folder for idle KV blocks, which replicas may share",
     )
-    kv_offloading_folder_size: float = Field(
-        default=16.0, gt=0, description="GiB of that folder; what was used longest ago goes first"
-    )
+    kv_offloading_folder_size: float = Field(default=16.0, gt=0, description="GiB in that folder")
     kv_offloading_store: SecretStr | None = Field(
         default=None,
-        description="Redis or Valkey for KV blocks, which replicas share: "
-        "redis[s]://USER:PASSWORD@HOST:PORT/DATABASE",
+        description="Redis or Valkey for them: redis[s]://USER:PASSWORD@HOST:PORT/DATABASE",
     )
-    kv_offloading_store_size: float = Field(
-        default=16.0, gt=0, description="GiB in that store; what was used longest ago goes first"
-    )
+    kv_offloading_store_size: float = Field(default=16.0, gt=0, description="GiB in that store")
     kv_transfer_config: dict[str, Any] | None = Field(
         default=None,
-        description="JSON, vLLM's name for these tiers: kv_connector OffloadingConnector or "
-        "LMCacheConnectorV1 (with LMCache's environment variables), kv_role kv_both",
+        description="JSON: these tiers by vLLM's OffloadingConnector or LMCacheConnectorV1",
     )
 
     @field_validator("kv_offloading_store")
@@ -77,7 +71,7 @@ class OffloadingSettings(PeerSettings):
         config = given.get("kv_transfer_config") if isinstance(given, dict) else None
         if not isinstance(config, dict) or config.get("kv_connector") not in _CONNECTORS:
             return given
-        return _sizes_of(config, os.environ) | given
+        return _sizes_of(config, variables("LMCACHE_")) | given
 
     @property
     def has_tiers(self) -> bool:
@@ -89,6 +83,8 @@ class OffloadingSettings(PeerSettings):
 def _sizes_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return our settings that a connector's configuration stands for. Raises ValueError."""
     extra = config.get("kv_connector_extra_config") or {}
+    if not isinstance(extra, dict):
+        raise ValueError("kv_connector_extra_config is no object")
     if config.get("kv_connector") == _OFFLOADING:
         known = {"cpu_bytes_to_use", "block_size", "eviction_policy", "spec_name"}
         if unknown := set(extra) - known:
@@ -98,7 +94,9 @@ def _sizes_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> dict
         if extra.get("spec_name", "CPUOffloadingSpec") != "CPUOffloadingSpec":
             raise ValueError("kv_connector_extra_config: spec_name is CPUOffloadingSpec")
         size = extra.get("cpu_bytes_to_use")
-        return {"kv_offloading_size": int(size) / GIB} if size is not None else {}
+        if size is not None and not isinstance(size, int | float):
+            raise ValueError("kv_connector_extra_config: cpu_bytes_to_use is a number of bytes")
+        return {"kv_offloading_size": size / GIB} if size is not None else {}
     return _of_lmcache(environment)
 
 
@@ -112,13 +110,20 @@ def _of_lmcache(environment: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("LMCACHE_CONFIG_FILE is not read: use the variables, or our own flags")
     found = dict[str, Any]()
     if of("LOCAL_CPU", "True").lower() in ("true", "1"):
-        found["kv_offloading_size"] = float(of("MAX_LOCAL_CPU_SIZE", "5.0"))
+        found["kv_offloading_size"] = _gib("MAX_LOCAL_CPU_SIZE", of("MAX_LOCAL_CPU_SIZE", "5.0"))
     if folder := of("LOCAL_DISK"):
         found["kv_offloading_folder"] = Path(folder.removeprefix("file://"))
         if size := of("MAX_LOCAL_DISK_SIZE"):
-            found["kv_offloading_folder_size"] = float(size)
+            found["kv_offloading_folder_size"] = _gib("MAX_LOCAL_DISK_SIZE", size)
     if store := of("REMOTE_URL"):
         if urlsplit(store).scheme not in _STORES:
             raise ValueError("LMCACHE_REMOTE_URL: redis://.. and rediss://.. are served")
         found["kv_offloading_store"] = SecretStr(store)
     return found
+
+
+def _gib(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"LMCACHE_{name} is no number of GiB: {value!r}") from None

@@ -74,7 +74,6 @@ def build_runner(
         logger.warning(
             "--dtype float16: computing in bfloat16, which has the same size and more range"
         )
-    check_tiers(settings)
     gpu = claim_gpu(settings, profile_result)
     source = _open(settings, weights)
     defaults = sampling_defaults(
@@ -102,7 +101,6 @@ def build_runner(
     else:
         left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, speculation, model, tp, kernels, left)
-
     started = partial(start, build, sizes, gpu)
     if known is not None:
         built = _as_before(started(), known, source, held=held)
@@ -155,6 +153,7 @@ def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
     """Open the model, or what an earlier rank left of it in memory."""
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
+    check_tiers(settings)
     store, update = None, None
     if weights is not None:
         store = WeightStore(weights.model)

@@ -45,7 +45,7 @@ class _Job:
         self.ids = np.array(order.snapshot_ids[:], dtype=np.int64)
 
     def fail(self, error: BaseException) -> None:
-        """End an order with an error, unless it has ended or nobody waits any more."""
+        """End an order with an error, unless it has ended or no task waits for it."""
         with contextlib.suppress(InvalidStateError):
             self.answered.set_exception(error)
 
@@ -188,7 +188,7 @@ class Moves:
             if self._jobs.pop(job.order.number, None) is None or fenced:
                 return
             self._hold()
-        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+        with contextlib.suppress(InvalidStateError):  # no task waits for it
             job.answered.set_result(job.answer())
 
     def _look_up(self, job: _Job, stack: Stack) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .entry import Entry, EntryForm, Name, Refused
 from .host import HostTier
-from .tier import Patience, Tier
+from .tier import RestingTier, Tier
 
 _sparingly = Sparingly(logging.getLogger(__name__))
 
@@ -24,7 +24,7 @@ class Stack:
 
     def __init__(self, form: EntryForm, near: HostTier | None, far: Sequence[Tier]) -> None:
         self._form, self._near = form, near
-        self._far = [Patience(tier) for tier in far]
+        self._far = [RestingTier(tier) for tier in far]
         self._waiting = deque[tuple[Name, Entry | None]]()  # to be written; None: to be removed
         self._waiting_bytes = 0
         self._there_is = threading.Condition()

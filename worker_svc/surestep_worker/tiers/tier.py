@@ -42,7 +42,7 @@ class Tier(Protocol):
         """Remove entries, if they are there."""
 
 
-class Patience:
+class RestingTier:
     """Calls of a tier, which rests for a while when one has failed or takes too long.
 
     A disk that hangs keeps the threads that wait for it. Others do not join them.
