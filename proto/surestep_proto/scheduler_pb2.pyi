@@ -334,14 +334,16 @@ class RestartWorkersResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
-    __slots__ = ("level", "mode", "tags")
+    __slots__ = ("level", "mode", "tags", "clear_cache")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_CACHE_FIELD_NUMBER: _ClassVar[int]
     level: int
     mode: PauseMode
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[PauseMode, str]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    clear_cache: bool
+    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[PauseMode, str]] = ..., tags: _Optional[_Iterable[str]] = ..., clear_cache: _Optional[bool] = ...) -> None: ...
 
 class PauseResponse(_message.Message):
     __slots__ = ("num_aborted", "held_weight_bytes")

@@ -146,6 +146,11 @@ class BlockPool:
             self._unstored.pop(block, None)
             self._free.append(block)
 
+    def clear(self) -> None:
+        """Make all content unfindable."""
+        for key in list(self._block_of):
+            self.forget(key)
+
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Make the content of these blocks, which are in use, unfindable."""
         for block in blocks:

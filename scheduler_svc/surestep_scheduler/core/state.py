@@ -61,6 +61,11 @@ class SchedulerState:
         self.pool = BlockPool(self.limits.num_blocks)
         self.snapshots = SnapshotCache(self.limits.usable_snapshots)
 
+    def clear_prefix_cache(self) -> None:
+        """Make everything unfindable that blocks and snapshots hold by now."""
+        self.pool.clear()
+        self.snapshots.pool.clear()
+
     def _reset_workers(self) -> None:
         """Begin an epoch, in which nothing but blocks and snapshots is on the workers."""
         limits = self.limits

@@ -69,6 +69,7 @@ class Engine:
         self.pauses = Pauses()
         self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
         self.next_version: str | None = None  # of weights that ranks are to come back with
+        self.updating = False  # an update is under way, which may wait for requests first
         self._unsettled = False  # ranks can go back to the weights of before
         self.supervisors = Supervisors(settings.supervisor_addresses)
         self.incidents = IncidentLog()
