@@ -14,6 +14,7 @@ import torch
 import trustme
 from support.processes.redis_server import redis_server
 from surestep_common.errors import InvalidRequest
+from surestep_worker.tiers import stack as stack_module
 from surestep_worker.tiers import tier as tiers
 from surestep_worker.tiers.entry import Entry, EntryForm, Kind, Name
 from surestep_worker.tiers.folder import FolderTier
@@ -87,6 +88,20 @@ def test_a_hanging_disk_keeps_one_thread_and_no_other() -> None:
     first.join(30)
     now[0] += tiers._REST_S + 0.1
     assert resting.call(None, hanging.read, NAME, SIZE) is ENTRY
+
+
+def test_a_slow_disk_holds_up_who_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much waits in memory, and no more; what is waited for in vain is not stored."""
+    monkeypatch.setattr(stack_module, "_MOST_WAITING", 3 * ENTRY.nbytes)
+    monkeypatch.setattr(stack_module, "_ROOM_S", 0.01)
+    slow = Broken()
+    stack = Stack(FORM, None, [slow])
+    assert [stack.write(NAME, ENTRY) for _ in range(5)] == [True] * 3 + [False] * 2
+    slow.go_on.set()
+    monkeypatch.setattr(stack_module, "_ROOM_S", 30.0)
+    assert all(stack.write(NAME, ENTRY) for _ in range(20))
+    stack.close(30)
+    assert slow.calls == 23
 
 
 def test_a_folder_that_is_gone_comes_back(tmp_path: Path) -> None:

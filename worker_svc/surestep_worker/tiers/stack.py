@@ -17,6 +17,7 @@ from .tier import RestingTier, Tier
 _sparingly = Sparingly(logging.getLogger(__name__))
 
 _MOST_WAITING = 256 << 20  # bytes that wait to be written behind a slow tier
+_ROOM_S = 5.0  # until there is room for one more entry
 
 
 class Stack:
@@ -106,12 +107,15 @@ class Stack:
     def _later(self, name: Name, entry: Entry | None) -> bool:
         nbytes = entry.nbytes if entry is not None else 0
         with self._there_is:
-            if self._waiting_bytes + nbytes > _MOST_WAITING and entry is not None:
+            if entry is not None and not self._there_is.wait_for(self._has_room, _ROOM_S):
                 return False
             self._waiting.append((name, entry))
             self._waiting_bytes += nbytes
-            self._there_is.notify()
+            self._there_is.notify_all()
         return True
+
+    def _has_room(self) -> bool:
+        return self._waiting_bytes < _MOST_WAITING
 
     def _write_far(self) -> None:
         while True:
@@ -129,10 +133,11 @@ class Stack:
             if entry is not None:
                 with self._there_is:
                     self._waiting_bytes -= entry.nbytes
+                    self._there_is.notify_all()
 
     def close(self, timeout_s: float) -> None:
         """Return when everything is written, or the time is over."""
         with self._there_is:
             self._closed = True
-            self._there_is.notify()
+            self._there_is.notify_all()
         self._writer.join(timeout_s)
