@@ -14,6 +14,7 @@ import httpx
 import pytest
 import redis
 from e2e.conftest import FLAGS, SPECULATION
+from pydantic import ValidationError
 from support.faults.private_mounts import needs_mounts, within
 from support.processes.redis_server import redis_server
 from support.processes.stack import Stack, serve
@@ -146,9 +147,26 @@ def test_a_full_disk_is_told_and_costs_nothing(start: Starts, tmp_path: Path) ->
         assert ask(stack)[0] == whole
 
 
-def test_a_folder_that_cannot_be_is_named_at_the_start(start: Starts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--kv-offloading-folder", "{file}"), "/file cannot be used: File exists"),
+        (("--kv-offloading-size", "99999"), "--kv-offloading-size: 99999.00 GiB on each rank"),
+        (
+            ("--kv-offloading-size", "1", "--no-enable-prefix-caching"),
+            "tiers behind the KV blocks need --enable-prefix-caching",
+        ),
+        (
+            ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'),
+            "kv_connector 'NixlConnector' is not served",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused_at_the_start(
+    start: Starts, tmp_path: Path, flags: tuple[str, ...], told: str
+) -> None:
     (tmp_path / "file").write_text("")
-    started = start("--kv-offloading-folder", str(tmp_path / "file"))
-    with pytest.raises(AssertionError, match="no readiness") as failed, started:
+    started = start(*(flag.replace("{file}", str(tmp_path / "file")) for flag in flags))
+    with pytest.raises((AssertionError, ValidationError)) as failed, started:
         pass
-    assert "/file cannot be used: File exists" in str(failed.value)
+    assert told in str(failed.value)

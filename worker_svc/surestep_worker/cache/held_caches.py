@@ -220,9 +220,10 @@ class HeldCaches:
         """Raise LedgerError unless these blocks, perhaps with the drafter's rows, and snapshots are
         sealed and hold the bytes that were.
         """
+        beside = drafted | (self._books.groups[blocks] > 0)  # pages that are the model's there
         whole = (
             self._blocks.are_whole(blocks, self._epoch),
-            self._drafted.are_whole(blocks[drafted], self._epoch),
+            self._drafted.are_whole(blocks[beside], self._epoch),
             self._snapshots.are_whole(snapshot_ids - 1, self._epoch),
         )
         if not all(whole):

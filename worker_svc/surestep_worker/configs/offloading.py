@@ -14,7 +14,7 @@ from surestep_common.config import variables
 _CONNECTORS = _LMCACHE, _OFFLOADING = "LMCacheConnectorV1", "OffloadingConnector"
 _ROLE = "kv_both"
 _STORES = ("redis", "rediss", "unix")
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 class OffloadingSettings(PeerSettings):
@@ -96,7 +96,7 @@ def _sizes_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> dict
         size = extra.get("cpu_bytes_to_use")
         if size is not None and not isinstance(size, int | float):
             raise ValueError("kv_connector_extra_config: cpu_bytes_to_use is a number of bytes")
-        return {"kv_offloading_size": size / GIB} if size is not None else {}
+        return {"kv_offloading_size": size / _GIB} if size is not None else {}
     return _of_lmcache(environment)
 
 

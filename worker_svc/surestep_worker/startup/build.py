@@ -48,7 +48,7 @@ from .speculation import (
     make_drafter,
     speculation_asked,
 )
-from .tiers import check_tiers, open_tiers
+from .tiers import check_host, check_tiers, open_tiers
 from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
@@ -370,6 +370,7 @@ def _sizes(
     left: int | None = None,
 ) -> CacheSizes:
     """Return the sizes of the caches; `left` bytes were measured to be available for them."""
+    check_host(settings)
     max_drafts = speculation.of(model).max_drafts
     max_model_len = settings.max_model_len or model.config.max_position
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)

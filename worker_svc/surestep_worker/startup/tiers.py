@@ -13,7 +13,7 @@ from surestep_kernels import KernelSet
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.config import WorkerSettings
-from surestep_worker.configs.offloading import GIB
+from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
 from surestep_worker.step.step import RankContext
 from surestep_worker.tiers.entry import EntryForm
 from surestep_worker.tiers.folder import FolderTier
@@ -32,6 +32,14 @@ def check_tiers(settings: WorkerSettings) -> None:
         _check_folder(settings.kv_offloading_folder)
     if settings.kv_offloading_store is not None:
         client_of(settings.kv_offloading_store.get_secret_value())
+
+
+def check_host(settings: WorkerSettings) -> None:
+    """Raise OutOfMemory if the host has not the memory that was set."""
+    wanted, room = settings.kv_offloading_size / settings.tensor_parallel_size, free_memory()
+    if wanted * GIB > room.nbytes:
+        message = f"--kv-offloading-size: {wanted:.2f} GiB on each rank, but only {room}"
+        raise OutOfMemory(message, param="kv_offloading_size")
 
 
 def open_tiers(built: Built, settings: WorkerSettings, kernels: KernelSet) -> None:
