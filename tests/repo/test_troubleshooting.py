@@ -39,6 +39,8 @@ def _quoted() -> list[str]:
     ours = PAGE.split(_FOREIGN)[0]
     for heading in (_BY_CODE, _CAUSES):
         ours = ours.replace(_section(heading), "")
+    operate = (ROOT / "docs" / "run" / "operate.md").read_text()
+    ours += _section("### Lines to look for", operate)
     return sorted({cell.strip("`") for cell in _first_cells(ours)})
 
 
