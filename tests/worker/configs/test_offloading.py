@@ -15,7 +15,7 @@ LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 
 
 def settings(**given: Any) -> WorkerSettings:
-    return WorkerSettings(model="m", device="cpu", **given)
+    return WorkerSettings(model=Path("m"), device="cpu", **given)
 
 
 def test_there_are_no_tiers_unless_they_are_asked_for(tmp_path: Path) -> None:
