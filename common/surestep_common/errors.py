@@ -14,6 +14,7 @@ SurestepError
 │   └── ModelNotFound         no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
+│   ├── ModelNotLoaded   the model that was asked for cannot be loaded for now
 │   └── ConnectionLost   the peer went away without an answer
 ├── ModelChanged         another model is served than the one that the request was begun with
 ├── DeadlineExceeded     a deadline of the request passed
@@ -109,6 +110,10 @@ class Unavailable(SurestepError):
     """Cannot serve right now."""
 
 
+class ModelNotLoaded(Unavailable):
+    """Loading the model has failed, and is tried again later."""
+
+
 class ConnectionLost(Unavailable):
     """The peer went away without an answer; what it had accepted may be submitted again."""
 
@@ -201,6 +206,13 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
         503,
         "service_unavailable_error",
         "service_unavailable",
+    ),
+    ErrorKind(
+        ModelNotLoaded,
+        StatusCode.UNAVAILABLE,
+        503,
+        "service_unavailable_error",
+        "model_not_loaded",
     ),
     ErrorKind(
         ModelChanged,

@@ -21,7 +21,7 @@ def main() -> int:
     # A second of imports, during which a signal may already come.
     import uvloop
     from surestep_common import access, log
-    from surestep_common.config import parent_pid
+    from surestep_common.config import or_exit, parent_pid
     from surestep_common.errors import SurestepError
 
     from surestep_gateway.settings.config import GatewaySettings
@@ -31,6 +31,7 @@ def main() -> int:
     die_with(parent_pid())
     dump_stacks_on_signal()
     settings = GatewaySettings.load()
+    or_exit(GatewaySettings, lambda: settings.each)
     access.use(settings)
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
     collect_seldom()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -15,10 +16,8 @@ from surestep_common.tracing import open_tracer
 from surestep_gateway.apis.requests import RequestMiddleware, RootPath
 from surestep_gateway.http.admission import HostCheck, with_cors
 from surestep_gateway.http.bodies import Answers
-from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
 from surestep_gateway.text.tokenizer import check_vocabulary
 
-from .apis.embeddings.config import EmbeddingConfig
 from .apis.embeddings.routes import EmbeddingRoutes
 from .apis.embeddings.score_inputs import judging_ids
 from .apis.invocations.routes import InvocationRoutes
@@ -31,40 +30,64 @@ from .apis.operators.weights import WeightRoutes
 from .apis.responses.routes import ResponsesRoutes
 from .apis.responses.store import Store
 from .apis.route import DescribedRoute
-from .context import Gateway
-from .http.admission import Admission, Rules
+from .context import Gateway, Models
+from .http.admission import Admission, Rules, Seats
 from .http.bodies import Bodies, BodyLimits
 from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .observability.metrics import GatewayMetrics
 from .request.output_format import with_output_format
 from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings
+from .text.pool import TextPool
 from .text.service import TextService
 from .text.text_processor import TextProcessor
 
 
-def make_gateway(settings: GatewaySettings) -> Gateway:
-    """Load tokenizer and templates and build a gateway. Raise InvalidRequest.
+def make_models(each: Sequence[GatewaySettings]) -> Models:
+    """Load tokenizers and templates of all models. Raise InvalidRequest.
 
     Needs a running event loop.
     """
+    processors = [_processor(settings) for settings in each]
+    first = processors[0].settings
+    metrics = GatewayMetrics([one.settings.model_names[0] for one in processors])
+    pool = TextPool(processors, metrics)
+    admission = Admission(first, sum(one.settings.max_concurrent_requests for one in processors))
+    answers, seeds = Answers(first), _seeds(first.seed)
+    tracer = open_tracer(first, "surestep-gateway")
+    return Models(
+        [
+            Gateway(
+                settings=processor.settings,
+                tokenizer=processor.tokenizer,
+                text=TextService(processor, pool),
+                pool=_pool(processor.settings),
+                requests=metrics.of_model(processor.settings.model_names[0]),
+                seats=Seats(processor.settings.max_concurrent_requests),
+                metrics=metrics,
+                admission=admission,
+                answers=answers,
+                seeds=seeds,
+                tracer=tracer,
+                text_pool=pool,
+            )
+            for processor in processors
+        ]
+    )
+
+
+def _pool(settings: GatewaySettings) -> SchedulerPool:
+    coming = settings.comes_and_goes
+    return SchedulerPool(settings.scheduler_url, settings.model_names[0], comes_and_goes=coming)
+
+
+def _processor(settings: GatewaySettings) -> TextProcessor:
+    """Return a model's text processor, with the settings that its files decide."""
     processor = TextProcessor.load(settings)
-    settings = with_output_format(settings, processor)
-    processor = replace(processor, settings=settings)
+    processor = replace(processor, settings=with_output_format(settings, processor))
     check_vocabulary(settings.model, processor.tokenizer)
     judging_ids(processor)  # which raises for tokens that are none
-    metrics = GatewayMetrics(settings.model_names[0])
-    return Gateway(
-        settings=settings,
-        tokenizer=processor.tokenizer,
-        text=TextService(processor, metrics),
-        pool=SchedulerPool(settings.scheduler_url),
-        metrics=metrics,
-        admission=Admission(settings),
-        answers=Answers(settings),
-        seeds=_seeds(settings.seed),
-        tracer=open_tracer(settings, "surestep-gateway"),
-    )
+    return processor
 
 
 def _seeds(seed: int | None) -> random.Random:
@@ -72,28 +95,24 @@ def _seeds(seed: int | None) -> random.Random:
     return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
-def make_app(gateway: Gateway, store: Store, address: str) -> ASGIApp:
+def make_app(models: Models, store: Store, address: str) -> ASGIApp:
     """Build the ASGI application. Raise InvalidRequest for an embedding model of another kind.
 
     `store` keeps responses; `address` is host:port of this server, as `/status` shows it.
     """
+    gateway = models.first
     settings = gateway.settings
-    config = EmbeddingConfig.load(
-        settings.model,
-        PoolerConfig.model_validate(settings.pooler_config or {}),
-        HfOverrides.model_validate(settings.hf_overrides or {}),
-    )
-    texts, vectors = OpenAIRoutes(gateway), EmbeddingRoutes(gateway, config)
+    texts, vectors = OpenAIRoutes(models), EmbeddingRoutes(models)
     routes = [
         *texts.routes(),
         *vectors.routes(),
-        *InvocationRoutes(gateway, texts, vectors).routes(),
-        *ResponsesRoutes(gateway, store).routes(),
-        *MessagesRoutes(gateway).routes(),
-        *OperatorRoutes(gateway, address).routes(),
-        *AdminRoutes(gateway).routes(),
-        *EngineControlRoutes(gateway).routes(),
-        *WeightRoutes(gateway).routes(),
+        *InvocationRoutes(models, texts, vectors).routes(),
+        *ResponsesRoutes(models, store).routes(),
+        *MessagesRoutes(models).routes(),
+        *OperatorRoutes(models, address).routes(),
+        *AdminRoutes(models).routes(),
+        *EngineControlRoutes(models).routes(),
+        *WeightRoutes(models).routes(),
     ]
     for route in routes:
         if isinstance(route, DescribedRoute) and route.rule.counted:

@@ -1,30 +1,87 @@
-"""The objects that all endpoints share."""
+"""The objects that endpoints share: those of each model, and those of the server."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from surestep_common.errors import MissingParameter, ModelNotFound
 from surestep_common.tracing import Tracer
 
 from surestep_gateway.http.bodies import Answers
 
-from .http.admission import Admission
-from .observability.metrics import GatewayMetrics
+from .http.admission import Admission, Seats
+from .observability.metrics import GatewayMetrics, ModelMetrics
 from .schedulers.pool import SchedulerPool
+from .schedulers.scheduler_client import SchedulerClient
 from .settings.config import GatewaySettings
+from .text.pool import TextPool
 from .text.service import TextService
 from .text.tokenizer import Tokenizer
+
+_SHOWN_NAMES = 8  # in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
+    """One model, as its requests see it."""
+
     settings: GatewaySettings
     tokenizer: Tokenizer
     text: TextService
     pool: SchedulerPool
+    requests: ModelMetrics
+    seats: Seats
+    # All models have these in common:
     metrics: GatewayMetrics
     admission: Admission
     answers: Answers
     seeds: random.Random  # of requests that bring none
     tracer: Tracer
+    text_pool: TextPool
+
+    @property
+    def name(self) -> str:
+        """The model's first name."""
+        return self.settings.model_names[0]
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models behind one URL, at least one."""
+
+    all: Sequence[Gateway]
+    _by_name: dict[str, Gateway] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = {name: one for one in self.all for name in one.settings.model_names}
+        object.__setattr__(self, "_by_name", names)
+
+    @property
+    def first(self) -> Gateway:
+        """The first model, for what all have in common."""
+        return self.all[0]
+
+    @property
+    def names(self) -> list[str]:
+        """All names that requests may use."""
+        return list(self._by_name)
+
+    @property
+    def schedulers(self) -> list[tuple[Gateway, SchedulerClient]]:
+        """The schedulers of all models, each with what it belongs to."""
+        return [(one, scheduler) for one in self.all for scheduler in one.pool.schedulers]
+
+    def named(self, name: str) -> Gateway:
+        """Return the model of this name. Raise ModelNotFound."""
+        if (found := self._by_name.get(name)) is None:
+            raise ModelNotFound(f"the model '{name}' does not exist", param="model")
+        return found
+
+    def unnamed(self) -> Gateway:
+        """Return the only model. Raise MissingParameter where there are several."""
+        if len(self.all) > 1:
+            names = ", ".join(one.name for one in self.all[:_SHOWN_NAMES])
+            raise MissingParameter(f"'model' is required here: {names}", param="model")
+        return self.first

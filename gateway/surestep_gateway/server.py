@@ -17,10 +17,10 @@ from surestep_common.notify import Notifier
 from surestep_common.process import clients_within, raise_file_limit
 
 from surestep_gateway.apis.responses.store import open_store
-from surestep_gateway.app import make_app, make_gateway
-from surestep_gateway.context import Gateway
+from surestep_gateway.app import make_app, make_models
 from surestep_gateway.http.http_protocol import ClientTimeouts, HttpProtocol
 from surestep_gateway.http.listener import Connections, HttpListener, bind, bind_path
+from surestep_gateway.schedulers.residency import Residency, Resident
 from surestep_gateway.settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,13 @@ class GatewayServer:
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Raise Unavailable when the address is taken, InvalidRequest for a bad model folder."""
-        self.gateway: Gateway = make_gateway(settings)
+        self.models = make_models(settings.each)
+        self.gateway = self.models.first
+        residents = (
+            Resident(one.pool, one.settings.unload_idle_s, one.settings.unload_level)
+            for one in self.models.all
+        )
+        self._residency = Residency([*residents], settings.max_loaded_models)
         self._store = open_store(settings)
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
@@ -59,7 +65,7 @@ class GatewayServer:
             send_s=settings.send_timeout_s,
         )
         config = uvicorn.Config(
-            make_app(self.gateway, self._store, self.address),
+            make_app(self.models, self._store, self.address),
             loop="none",  # runs inside ours
             ws="none",
             lifespan="off",
@@ -111,10 +117,11 @@ class GatewayServer:
                 listening = group.create_task(self._listener.run())
                 tasks = [
                     listening,
-                    group.create_task(self.gateway.pool.run()),
+                    *(group.create_task(one.pool.run()) for one in self.models.all),
                     group.create_task(self._connections.sweep()),
                     group.create_task(Notifier().beat()),
-                    group.create_task(self.gateway.text.run()),
+                    group.create_task(self.gateway.text_pool.run()),
+                    group.create_task(self._residency.run()),
                     group.create_task(self.gateway.metrics.event_loop.watch()),
                     group.create_task(self.gateway.metrics.clients.watch()),
                     group.create_task(self._drain_when_stopping(listening)),
@@ -124,7 +131,9 @@ class GatewayServer:
                 for task in tasks:
                     task.cancel()
         finally:
-            await self.gateway.pool.close()
+            for one in self.models.all:
+                one.text.close()
+                await one.pool.close()
             await self._store.close()
             await self.gateway.tracer.close()
 
@@ -160,11 +169,12 @@ def _most_connections(wanted: int) -> int:
 async def run(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT; a second signal does not wait for open requests.
 
-    The gateway waits for a model folder that is still being fetched.
+    The gateway waits for model folders that are still being fetched.
     """
     stopping = asyncio.Event()
     _on_signals(stopping.set)
-    folders = [folder for folder in (settings.model, settings.tokenizer) if folder is not None]
+    named = (folder for one in settings.each for folder in (one.model, one.tokenizer))
+    folders = [folder for folder in named if folder is not None]
     if not await until_there(folders, stopping):
         return
     server = GatewayServer(settings)

@@ -277,6 +277,9 @@ class WorkerSettings(ModelSettings):
         ge=0,
         description="compute threads of a rank; 0 = its share of the cores, fewer for small steps",
     )
+    load_on_demand: bool = Field(
+        default=False, description="load the model with the first request that names it"
+    )
     rank: int = Field(default=0, ge=0, description="index of this rank")
     local_ranks: int | None = Field(
         default=None,

@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from surestep_common import tracing
 from surestep_common.errors import Cancelled, DeadlineExceeded, SurestepError, Unavailable, kind_of
 from surestep_common.tracing import Tracer
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.auth.api_keys import Caller
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin
 from surestep_gateway.generation.request_records import begin_span, note_status
@@ -29,6 +30,7 @@ from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.errors import error_response
 from surestep_gateway.observability.clients import Ending
 from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.request.parse import model_named
 from surestep_gateway.text.service import Job
 
 T = TypeVar("T")
@@ -144,7 +146,12 @@ class RequestMiddleware:
         if not rule.counted:
             await self._app(scope, receive, send)
             return
-        with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
+        with (
+            self._admission.opened(caller),
+            self._metrics.open_requests.track_inprogress(),
+            contextlib.ExitStack() as held,
+        ):
+            scope["state"]["held"] = held
             await self._app(scope, receive, send)
 
     def _numbered(self, send: Send, request_id: str, rule: Rule, ending: Ending) -> Send:
@@ -185,6 +192,23 @@ def body_of(request: Request) -> BodyReader:
     return body
 
 
+def model_of(models: Models, request: Request) -> Gateway:
+    """Return the model that the body of a counted request names, with a seat there until its end.
+
+    A body that cannot be read is left to the first model to refuse. Raise ModelNotFound,
+    MissingParameter, QueueFull.
+    """
+    try:
+        name = model_named(body_of(request).data)
+    except ValueError:
+        gateway = models.first
+    else:
+        gateway = models.unnamed() if name is None else models.named(name)
+    held: contextlib.ExitStack = request.scope["state"]["held"]
+    held.enter_context(gateway.seats.taken(Caller.of(request.scope).name))
+    return gateway
+
+
 class MayNameItself(Protocol):
     """A body with vLLM's field for the id of its request."""
 
@@ -218,8 +242,8 @@ async def prepare_bytes(
     gateway: Gateway, job: Job[T], data: bytearray, request: Request, deadline: float
 ) -> T:
     """Run a preparation job. Raise SurestepError."""
-    info = gateway.pool.info
     try:
+        info = await _facts(gateway, request, deadline)
         prepared = gateway.text.at_once(job, data, info)
         if prepared is not None:
             return prepared
@@ -228,3 +252,12 @@ async def prepare_bytes(
             return await until_disconnect(request.receive, work, gateway.admission)
     except TimeoutError:
         raise DeadlineExceeded("the request was not prepared in time") from None
+
+
+async def _facts(gateway: Gateway, request: Request, deadline: float) -> SchedulerInfo:
+    """Return facts of the model, which is loaded for them where it comes and goes."""
+    if gateway.pool.is_known:
+        return gateway.pool.info
+    async with asyncio.timeout_at(deadline):
+        known = gateway.pool.known(gateway.settings.admission_timeout_s)
+        return await until_disconnect(request.receive, known, gateway.admission)

@@ -16,7 +16,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 from surestep_gateway.auth.api_keys import Caller, Tenant
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
-from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
+from surestep_gateway.observability.metrics import ModelMetrics, SequenceTimer
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
 from surestep_gateway.request.prepared import PreparedRequest, Prompt, max_tokens
@@ -56,7 +56,7 @@ class Generation:
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
     usage: TokenUsage
     max_open: int  # sequences the scheduler can run at once
-    metrics: GatewayMetrics
+    requests: ModelMetrics
     shows_weights: bool  # the answer says which version of the weights it is from
 
     @property
@@ -87,8 +87,8 @@ class Generation:
         n = self.body.n or 1
         for first in range(0, len(self.sequences), n):
             longest = max(one.num_tokens for one in self.sequences[first : first + n])
-            self.metrics.requests.choices.observe(n)
-            self.metrics.requests.most_tokens.observe(longest)
+            self.requests.choices.observe(n)
+            self.requests.most_tokens.observe(longest)
 
 
 async def chat_generation(
@@ -156,7 +156,7 @@ async def _generation(
         sequences=sequences,
         usage=builder.usage,
         max_open=most_open(gateway.pool.info, longest),
-        metrics=gateway.metrics,
+        requests=gateway.requests,
         shows_weights=gateway.settings.enable_weight_updates,
     )
 
@@ -197,7 +197,7 @@ class _SequenceBuilder:
         journal, pool = self._journal(index, prompt_ids), self.gateway.pool
         timeouts = Timeouts.of(self.gateway.settings)
         source = ResumableStream(pool, journal, timeouts, self.deadline, self.siblings)
-        timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
+        timer = SequenceTimer(self.gateway.requests, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(
             index,

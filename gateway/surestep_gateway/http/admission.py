@@ -104,11 +104,34 @@ class Rules:
         return next(matching, NO_ROUTE)
 
 
+class Seats:
+    """The places for requests of one model."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: list[str] = []  # names of the callers
+
+    @contextlib.contextmanager
+    def taken(self, caller: str) -> Iterator[None]:
+        """Take a place. Raise QueueFull when there is none for this caller."""
+        if not may_open(self._taken, caller, self._limit):
+            raise QueueFull(
+                f"more than {self._limit} requests for this model are open at this server",
+                retry_after=1.0,
+            )
+        self._taken.append(caller)
+        try:
+            yield
+        finally:
+            self._taken.remove(caller)
+
+
 class Admission:
     """Decides which callers' requests are admitted and tracks the open ones."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._limit = settings.max_concurrent_requests
+    def __init__(self, settings: GatewaySettings, limit: int) -> None:
+        """Admit at most `limit` requests at once, of all models together."""
+        self._limit = limit
         self._delay_s = settings.shutdown_delay_s
         self._drain_s = settings.drain_timeout_s
         self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()

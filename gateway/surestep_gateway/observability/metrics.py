@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,6 +17,8 @@ from surestep_gateway.observability.clients import AnswerMetrics, ClientHistory,
 
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
 from .vllm_metrics import ENGINE, LABELS
+
+F = TypeVar("F", Histogram, TokenHistogram)
 
 _FIRST_TOKEN_S = (
     0.001,
@@ -99,17 +101,14 @@ _CHOICES = (1, 2, 5, 10, 20)
 
 
 class RequestHistograms:
-    """The request histograms of vLLM's dashboards, under their names."""
+    """The request histograms of vLLM's dashboards, under their names, each of all models."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            name = f"vllm:{name}"
-            metric = Histogram(name, text, LABELS, buckets=buckets, registry=registry)
-            return metric.labels(model_name, ENGINE)
+            return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry)
 
         def readable(name: str, text: str, buckets: tuple[float, ...]) -> TokenHistogram:
-            labels = dict(zip(LABELS, (model_name, ENGINE), strict=True))
-            metric = TokenHistogram(f"vllm:{name}", text, labels, buckets)
+            metric = TokenHistogram(f"vllm:{name}", text, LABELS, buckets)
             registry.register(metric)
             return metric
 
@@ -157,12 +156,12 @@ class RequestHistograms:
 
 
 class GatewayMetrics:
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
+    def __init__(self, model_names: Sequence[str]) -> None:
+        """`model_names` are all values that the label of models will have."""
         self.registry = CollectorRegistry()
-        self.scheduler = SchedulerCollector(model_name)
+        self.scheduler = SchedulerCollector(model_names)
         self.registry.register(self.scheduler)
-        self.requests = RequestHistograms(model_name, self.registry)
+        self._requests = requests = RequestHistograms(self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -175,7 +174,7 @@ class GatewayMetrics:
         )
         self.answers = AnswerMetrics(self.registry)
         self.clients = ClientHistory(
-            self.answers, self.requests.first_token, self.requests.inter_token, self.requests.queue
+            self.answers, requests.first_token, requests.inter_token, requests.queue
         )
         self.resumes = counter(
             "surestep:resumed_requests", "Sequences submitted again after their scheduler was lost."
@@ -207,17 +206,50 @@ class GatewayMetrics:
         self.event_loop = EventLoopMetrics(self.registry)
         for cause in ("death", "grammar", "memory", "timeout"):
             self.text_process_ends.labels(cause)
-        for reason in ("stop", "length", "repetition", "abort", "error"):
-            self._success.labels(model_name, ENGINE, reason)
+        self._of_model = {name: ModelMetrics(name, self) for name in model_names}
 
-    def count_end(self, reason: str) -> None:
-        """Count the end of one sequence; `reason` is as in `SequenceEnd`."""
-        self._success.labels(self._model_name, ENGINE, reason).inc()
+    def of_model(self, name: str) -> ModelMetrics:
+        """Return the metrics of one of the models."""
+        return self._of_model[name]
 
     def render(self, schedulers: Sequence[SchedulerReading]) -> bytes:
         """Return the exposition text, including the schedulers' current statistics."""
         self.scheduler.update(schedulers)
         return generate_latest(self.registry)
+
+
+class ModelMetrics:
+    """The metrics of one model's requests."""
+
+    def __init__(self, model_name: str, metrics: GatewayMetrics) -> None:
+        def child(family: F) -> F:
+            return family.labels(model_name, ENGINE)
+
+        families = metrics._requests
+        self.first_token = child(families.first_token)
+        self.inter_token = child(families.inter_token)
+        self.queue = child(families.queue)
+        self.per_token = child(families.per_token)
+        self.request = child(families.request)
+        self.prefill = child(families.prefill)
+        self.decode = child(families.decode)
+        self.inference = child(families.inference)
+        self.prompt_tokens = child(families.prompt_tokens)
+        self.computed_tokens = child(families.computed_tokens)
+        self.generation_tokens = child(families.generation_tokens)
+        self.max_tokens = child(families.max_tokens)
+        self.preemptions = child(families.preemptions)
+        self.choices = child(families.choices)
+        self.most_tokens = child(families.most_tokens)
+        self._ends = {
+            reason: metrics._success.labels(model_name, ENGINE, reason)
+            for reason in ("stop", "length", "repetition", "abort", "error")
+        }
+        self.resumes, self.resumed_tokens = metrics.resumes, metrics.resumed_tokens
+
+    def count_end(self, reason: str) -> None:
+        """Count the end of one sequence; `reason` is as in `SequenceEnd`."""
+        self._ends[reason].inc()
 
 
 class EventLoopMetrics:
@@ -288,7 +320,7 @@ class SequenceEnd(NamedTuple):
 class SequenceTimer:
     """Measures the latencies of one sequence. `arrived` is on the clock of time.perf_counter."""
 
-    def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
+    def __init__(self, metrics: ModelMetrics, arrived: float) -> None:
         self._metrics = metrics
         self._arrived = arrived
         self._queue_s = 0.0
@@ -303,16 +335,16 @@ class SequenceTimer:
     def started(self, queue_s: float) -> None:
         """Record the start of the sequence after `queue_s` seconds in the scheduler's queue."""
         self._queue_s = queue_s
-        self._metrics.requests.queue.observe(queue_s)
+        self._metrics.queue.observe(queue_s)
 
     def tokens(self) -> None:
         """Record the arrival of tokens."""
         now = time.perf_counter()
         if self._last:
-            self._metrics.requests.inter_token.observe(now - self._last)
+            self._metrics.inter_token.observe(now - self._last)
         else:
             self._first = now
-            self._metrics.requests.first_token.observe(now - self._arrived)
+            self._metrics.first_token.observe(now - self._arrived)
         self._last = now
 
     def resumed(self, times: int, tokens: int) -> None:
@@ -325,7 +357,7 @@ class SequenceTimer:
         self._metrics.count_end(end.reason)
         if end.reason in ("abort", "error") or not self._first:
             return
-        requests = self._metrics.requests
+        requests = self._metrics
         scheduled = self._arrived + self._queue_s
         requests.request.observe(self._last - self._arrived)
         requests.inference.observe(max(0.0, self._last - scheduled))

@@ -19,12 +19,13 @@ from surestep_gateway.schedulers.scheduler_client import BreakerState
 from .metric_families import LABELS, Field, Labelled, Labels, Split, family, split_family
 from .rank_metrics import rank_families
 from .step_metrics import step_families
-from .vllm_metrics import EngineMetrics, StatsReply
+from .vllm_metrics import EngineMetrics, StatsReply, no_adapters
 
 
 class SchedulerReading(NamedTuple):
     """The statistics of one scheduler at one moment."""
 
+    model: str  # as its metrics are labelled
     address: str
     breaker: BreakerState
     stats: SchedulerStats | None  # None: no answer
@@ -194,11 +195,10 @@ _RESTARTS: Split[SchedulerStats] = Split(
 class SchedulerCollector(Collector):
     """Collects the latest statistics of all schedulers."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
+    def __init__(self, model_names: Sequence[str]) -> None:
         self._readings: Sequence[SchedulerReading] = ()
         self._answers: Sequence[StatsReply] = ()
-        self._engine = EngineMetrics(model_name)
+        self._engines = {name: EngineMetrics(name) for name in model_names}
 
     def update(self, readings: Sequence[SchedulerReading]) -> None:
         """Replace the content of the next scrape. Readings must come in the order they were made
@@ -206,11 +206,12 @@ class SchedulerCollector(Collector):
         """
         self._readings = readings
         self._answers = [
-            StatsReply(reading.address, reading.stats, reading.info)
+            StatsReply(reading.model, reading.address, reading.stats, reading.info)
             for reading in readings
             if reading.stats is not None
         ]
-        self._engine.update(self._answers)
+        for model, answers in self._by_model().items():
+            self._engines[model].update(answers)
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing: names are fixed and never clash."""
@@ -230,7 +231,7 @@ class SchedulerCollector(Collector):
         )
         if not self._answers:
             return
-        yield from self._engine.families(self._answers)
+        yield from self._engine_families()
         labelled = [(self._labels(answer.address), answer.stats) for answer in self._answers]
         for gauge in _GAUGES:
             yield family(GaugeMetricFamily, gauge, labelled)
@@ -247,9 +248,25 @@ class SchedulerCollector(Collector):
             ]
         )
 
+    def _by_model(self) -> dict[str, list[StatsReply]]:
+        found: dict[str, list[StatsReply]] = {}
+        for answer in self._answers:
+            found.setdefault(answer.model, []).append(answer)
+        return found
+
+    def _engine_families(self) -> Iterator[Metric]:
+        """Yield vLLM's families, each with the samples of all models."""
+        each = [self._engines[name].families(said) for name, said in self._by_model().items()]
+        for first, *others in zip(*each, strict=True):
+            for other in others:
+                first.samples += other.samples
+            yield first
+        yield no_adapters()
+
     def _labels(self, address: str) -> Labels:
-        addresses = [reading.address for reading in self._readings]
-        return self._model_name, str(addresses.index(address)), address
+        model = next(one.model for one in self._readings if one.address == address)
+        replicas = [one.address for one in self._readings if one.model == model]
+        return model, str(replicas.index(address)), address
 
     def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
         """Return a gauge of what is known without the scheduler's reply."""

@@ -1,4 +1,4 @@
-"""The schedulers' statistics under vLLM's names, as if they were one engine.
+"""The schedulers' statistics under vLLM's names, as if those of a model were one engine.
 
 vLLM's dashboards expect one series of each name, so the statistics are summed over schedulers.
 Counters never fall: a scheduler that restarts or does not respond continues from its last value.
@@ -22,6 +22,7 @@ ENGINE = "0"
 class StatsReply(NamedTuple):
     """The current statistics of one scheduler."""
 
+    model: str
     address: str
     stats: SchedulerStats
     info: SchedulerInfo | None
@@ -169,7 +170,7 @@ class EngineMetrics:
 
     def update(self, answers: Sequence[StatsReply]) -> None:
         """Record the replies, in the order in which they were given."""
-        for address, stats, _ in answers:
+        for _, address, stats, _ in answers:
             for counter in (*_COUNTERS, _STEP_TOKENS, _STEP_TOKENS_SUM):
                 self._totals.add(address, counter, stats)
 
@@ -185,7 +186,6 @@ class EngineMetrics:
             yield self._counter(counter)
         yield self._step_tokens()
         yield self._cache_config(answers)
-        yield _no_adapters()
 
     def _waiting(self, stats: Sequence[SchedulerStats]) -> Metric:
         family = GaugeMetricFamily(
@@ -228,7 +228,7 @@ class EngineMetrics:
         return family
 
 
-def _no_adapters() -> Metric:
+def no_adapters() -> Metric:
     """Return the LoRA metrics that endpoint pickers read: no capacity for adapters."""
     names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     family = GaugeMetricFamily(

@@ -1,9 +1,10 @@
 """The schedulers behind this gateway: which one a request goes to, and when.
 
-They are replicas of one model, each with its own workers. A request goes to the scheduler that has
-seen its prefix, unless that one is overloaded. Rendezvous hashing (Thaler and Ravishankar, "Using
-name-based mappings to increase hit rates", 1998): every scheduler has a rank for every prefix, and
-one that goes away moves only its own. The sequences of one request are admitted as a whole.
+Those of a pool are replicas of one model, each with its own workers. A request goes to the one that
+has seen its prefix, unless that one is overloaded. Rendezvous hashing (Thaler and Ravishankar,
+"Using name-based mappings to increase hit rates", 1998): every scheduler has a rank for every
+prefix, and one that goes away moves only its own. The sequences of one request are admitted as a
+whole.
 
 A request that crashes its scheduler would crash it again wherever it is submitted. So one that was
 open at several losses in a row without a token is resumed last, when all others have a token again,
@@ -18,12 +19,13 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from surestep_common.errors import ModelChanged, ModelFault, Unavailable
+from surestep_common.errors import ModelChanged, ModelFault, ModelNotLoaded, Unavailable
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
@@ -40,8 +42,23 @@ _ALONE = 2  # losses alone that are no coincidence
 class SchedulerPool:
     """Chooses the scheduler for each request. `run` must be running."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """`addresses` are host:port, one per scheduler. Needs a running event loop."""
+    def __init__(
+        self, addresses: Sequence[str], name: str = "the model", *, comes_and_goes: bool = False
+    ) -> None:
+        """`addresses` are host:port, one per scheduler; `name` is the model's.
+
+        `comes_and_goes`: requests wake the model, if others see to what `on_want` tells. Needs a
+        running event loop.
+        """
+        self.name = name
+        self.comes_and_goes = comes_and_goes
+        self.on_want: Callable[[], None] = _nobody
+        self.num_waiting = 0  # requests
+        self.used_at = time.monotonic()  # when it was last seen with a request
+        self.loading = False
+        self.no_room = False  # to load it
+        self.retry_at = -math.inf  # before that it is not loaded again
+        self._fault: ModelNotLoaded | None = None  # the reason
         self._changed = asyncio.Event()
         self.isolation = IsolationQueue()
         self.schedulers = tuple(SchedulerClient(address, self._notify) for address in addresses)
@@ -64,6 +81,91 @@ class SchedulerPool:
         return any(scheduler.admits(now) for scheduler in self.schedulers)
 
     @property
+    def is_known(self) -> bool:
+        """Return whether `info` has facts."""
+        return any(scheduler.info is not None for scheduler in self.schedulers)
+
+    @property
+    def asleep(self) -> bool:
+        """Return whether a request has to wake the model."""
+        return self.comes_and_goes and all(scheduler.asleep for scheduler in self.schedulers)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether there are requests for the model, as far as known."""
+        return self.num_waiting > 0 or any(scheduler.load for scheduler in self.schedulers)
+
+    @property
+    def residence(self) -> str:
+        """Where the model is, in llama.cpp's words."""
+        if self._fault is not None and time.monotonic() < self.retry_at:
+            return "failed"
+        if self.asleep and not self.loading:
+            return "sleeping" if self.is_known else "unloaded"
+        return "loaded" if self.serving else "loading"
+
+    def why_not(self, stall_s: float) -> str:
+        """Return why a request sent now would not be served; empty where it would.
+
+        Schedulers whose requests got no token for `stall_s` seconds do not count.
+        """
+        now = time.monotonic()
+        admitting = [scheduler for scheduler in self.schedulers if scheduler.admits(now)]
+        if not admitting and not self._may_come:
+            return f"the model is not ready{self.trouble}"
+        if admitting and all(scheduler.stalled(stall_s) for scheduler in admitting):
+            return f"requests run, but no token came for {stall_s:g} s"
+        return ""
+
+    @property
+    def _may_come(self) -> bool:
+        """Return whether waiting for the model is worth while, for as long as it takes."""
+        return (self.asleep or self.loading) and not self.no_room
+
+    def begin_loading(self) -> None:
+        """Have requests wait for the model."""
+        self.loading, self._fault = True, None
+
+    def end_loading(self) -> None:
+        """Have them wait no longer than for any other."""
+        self.loading = False
+        self._notify()
+
+    def fail(self, fault: ModelNotLoaded, pause_s: float) -> None:
+        """Refuse requests for so many seconds."""
+        self._fault, self.retry_at = fault, time.monotonic() + pause_s
+
+    def _check_fault(self) -> None:
+        """Raise ModelNotLoaded while the model is left alone."""
+        left_s = self.retry_at - time.monotonic()
+        if self._fault is not None and left_s > 0:
+            raise ModelNotLoaded(self._fault.message, retry_after=math.ceil(left_s))
+
+    @contextlib.contextmanager
+    def _wanted(self) -> Iterator[None]:
+        self.num_waiting += 1
+        self.on_want()
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+            self.used_at = time.monotonic()
+
+    async def known(self, timeout_s: float) -> SchedulerInfo:
+        """Return facts of the model, which is woken for them if it comes and goes.
+
+        Raise Unavailable before they are known, after `timeout_s` without hope for them.
+        """
+        with self._wanted():
+            began = time.monotonic()
+            while self.comes_and_goes and not self.is_known:
+                self._check_fault()
+                if self._may_come:
+                    began = time.monotonic()
+                await self._wait_for_change(began + timeout_s)
+        return self.info
+
+    @property
     def info(self) -> SchedulerInfo:
         """Facts of the served model. Raise Unavailable before they are known."""
         known = [scheduler for scheduler in self.schedulers if scheduler.info is not None]
@@ -75,6 +177,8 @@ class SchedulerPool:
     @property
     def trouble(self) -> str:
         """Why schedulers do not serve, to append to a message; empty when nothing is known."""
+        if self.no_room:
+            return ": as many models as fit are awake, and all have requests"
         known = dict.fromkeys(
             scheduler.trouble for scheduler in self.schedulers if scheduler.trouble
         )
@@ -110,13 +214,23 @@ class SchedulerPool:
         successor comes then, or is paused no more; and at once where all refuse requests meanwhile.
         Raise ModelChanged when every scheduler serves another model.
         """
+        scheduler = self.pick(key, model=model)
+        if scheduler is None:
+            with self._wanted():
+                scheduler = await self._wait_for_one(key, timeout_s, model)
+        self.used_at = time.monotonic()
+        return scheduler
+
+    async def _wait_for_one(self, key: bytes, timeout_s: float, model: str) -> SchedulerClient:
         began = time.monotonic()
         while (scheduler := self.pick(key, model=model)) is None:
+            self._check_fault()
             if not any(scheduler.may_have(model) for scheduler in self.schedulers):
                 raise ModelChanged("the request was begun with another model than is served now")
             if all(scheduler.refuses for scheduler in self.schedulers):
                 raise Unavailable(f"no scheduler serves{self.trouble}", retry_after=RETRY_AFTER_S)
-            if any(scheduler.paused for scheduler in self.schedulers):
+            paused = any(scheduler.paused for scheduler in self.schedulers)
+            if self._may_come if self.comes_and_goes else paused:
                 began = time.monotonic()
             drained_at = max(scheduler.drained_at for scheduler in self.schedulers)
             await self._wait_for_change(max(began, drained_at) + timeout_s)
@@ -148,6 +262,10 @@ class SchedulerPool:
         """Wake all tasks that wait now; later ones wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _nobody() -> None:
+    """Tell nobody."""
 
 
 class RoutingCandidate(NamedTuple):

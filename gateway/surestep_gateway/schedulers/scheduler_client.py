@@ -196,6 +196,16 @@ class SchedulerClient:
         return self.stats.HasField("pause")
 
     @property
+    def asleep(self) -> bool:
+        """Return whether its workers sleep, and requests may wait for them."""
+        return self.paused and self.stats.pause.level > 0 and not self.refuses
+
+    async def look(self) -> None:
+        """Renew what is known of its load and of pauses. Raise SurestepError."""
+        self._note(await self.query_stats())
+        self._on_change()
+
+    @property
     def refuses(self) -> bool:
         """Return whether requests are not to wait for the end of a pause."""
         return self.paused and self.stats.pause.mode == pb.PAUSE_ABORT

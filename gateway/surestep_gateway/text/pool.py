@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from surestep_common.config import child_environ
@@ -57,10 +58,11 @@ class ProcessDied(Exception):
 
 
 class TextProcess:
-    """Process that works on a request at a time."""
+    """Process that works on a request at a time, for one model."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, processor: TextProcessor) -> None:
         self._process = process
+        self.processor = processor
         self._at_first = 0  # bytes of memory when it has loaded everything
         self.starved = False  # it was ended because it had taken too much since
         self.checking = ""  # the field of the request whose grammar it checks now
@@ -81,7 +83,7 @@ class TextProcess:
         )
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)  # half a second of imports, too
-        started = cls(process)
+        started = cls(process, processor)
         try:
             await started.ask(processor.dump())
         except BaseException:
@@ -132,11 +134,11 @@ def resident_bytes(pid: int) -> int:
 
 
 class TextPool:
-    """At most as many processes as the settings allow. `run` must be running."""
+    """At most as many processes as the settings allow, for all models. `run` must be running."""
 
-    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
-        self._processor = processor
-        self._settings = settings = processor.settings
+    def __init__(self, processors: Sequence[TextProcessor], metrics: GatewayMetrics) -> None:
+        self._processors = processors
+        self._settings = settings = processors[0].settings
         self._metrics = metrics
         self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
         self._idle: list[TextProcess] = []
@@ -174,21 +176,23 @@ class TextPool:
         for count in range(1, _KEPT + 1):
             async with self._gate.place(0):
                 if len(self._idle) < min(count, self._settings.text_processes):
-                    await self._spare()
+                    await self._spare(self._processors[count % len(self._processors)])
 
-    async def _spare(self) -> None:
+    async def _spare(self, processor: TextProcessor) -> None:
         with contextlib.suppress(SurestepError):
-            self._idle.append(await self._start())
+            self._idle.append(await self._start(processor))
 
-    async def ask(self, job: bytes, info: bytes, raw: bytearray, caller: str) -> list[bytes]:
-        """Return the parts of the reply to a job. Raise SurestepError.
+    async def ask(
+        self, processor: TextProcessor, job: bytes, info: bytes, raw: bytearray, caller: str
+    ) -> list[bytes]:
+        """Return the parts of the reply to a job for a model. Raise SurestepError.
 
         A running job continues when its client disconnects, as the process must not be left in the
         middle of one.
         """
         await self._gate.enter(len(raw), caller)
         reply: _Reply = asyncio.get_running_loop().create_future()
-        self._tasks.create_task(self._work([job, info, raw], caller, reply))
+        self._tasks.create_task(self._work(processor, [job, info, raw], caller, reply))
         answer = await reply
         if isinstance(answer, SurestepError):
             raise answer
@@ -197,13 +201,15 @@ class TextPool:
             raise wire.load_error(parts[0])
         return parts
 
-    async def _work(self, parts: Parts, caller: str, reply: _Reply) -> None:
+    async def _work(
+        self, processor: TextProcessor, parts: Parts, caller: str, reply: _Reply
+    ) -> None:
         """Do a job. Hold its place until a process that it has ended is replaced: the caller who
         ends processes waits for new ones, and no other caller does.
         """
         answer: list[bytes] | SurestepError = InternalError("a request could not be prepared")
         try:
-            answer = await self._answer(parts)
+            answer = await self._answer(processor, parts)
         except SurestepError as error:
             answer = error
         except Exception as error:
@@ -217,13 +223,13 @@ class TextPool:
                 reply.set_result(answer)
             try:
                 if isinstance(answer, InvalidRequest | RequestTooLarge):  # it has ended a process
-                    await self._spare()
+                    await self._spare(processor)
             finally:
                 self._gate.leave(len(parts[2]), caller)
 
-    async def _answer(self, parts: Parts) -> list[bytes]:
+    async def _answer(self, processor: TextProcessor, parts: Parts) -> list[bytes]:
         for _ in range(_ATTEMPTS):
-            process = await self._take()
+            process = await self._take(processor)
             try:
                 self._busy.add(process)
                 self._working.set()
@@ -261,23 +267,26 @@ class TextPool:
             self._count("memory")
             raise RequestTooLarge(TOO_MUCH_MEMORY) from None
 
-    async def _take(self) -> TextProcess:
-        while self._idle:
-            process = self._idle.pop()
+    async def _take(self, processor: TextProcessor) -> TextProcess:
+        """Return a process of the model; a new one takes the place of one that is idle."""
+        for process in [one for one in reversed(self._idle) if one.processor is processor]:
+            self._idle.remove(process)
             process.checking = ""
             if process.alive:
                 return process
             await process.end()
-        return await self._start()
+        if len(self._idle) + len(self._busy) >= self._settings.text_processes and self._idle:
+            await self._idle.pop(0).end()
+        return await self._start(processor)
 
-    async def _start(self) -> TextProcess:
+    async def _start(self, processor: TextProcessor) -> TextProcess:
         try:
             async with asyncio.timeout(_START_S):
                 try:
-                    return await TextProcess.start(self._processor)
+                    return await TextProcess.start(processor)
                 except ProcessDied as death:
                     logger.warning("a text process died at its start: %s", death)
-                    return await TextProcess.start(self._processor)
+                    return await TextProcess.start(processor)
         except (TimeoutError, ProcessDied, OSError) as error:
             logger.error("cannot start a text process: %s", error)
             raise Unavailable("the request could not be prepared") from error

@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.pool import TextPool
 from surestep_gateway.text.process_limits import NeedsProcess
 from surestep_gateway.text.text_processor import TextProcessor
@@ -60,21 +59,19 @@ _THREADS = 2
 
 
 class TextService:
-    """Prepares requests. Needs a running event loop, and `run` to be running."""
+    """Prepares requests of one model. Needs a running event loop."""
 
-    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
+    def __init__(self, processor: TextProcessor, pool: TextPool) -> None:
+        """`pool` is shared with other models, and must be running."""
         self._processor = processor
-        self._pool = TextPool(processor, metrics)
+        self._pool = pool
         self._turn = asyncio.Lock()
         self._gate = WorkGate(_THREADS, large=INLINE_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
-    async def run(self) -> None:
-        """Run the text processes until cancelled."""
-        try:
-            await self._pool.run()
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self) -> None:
+        """Begin no more work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def at_once(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T | None:
         """Prepare a small body; return None where `prepare` is needed. Raise SurestepError."""
@@ -98,11 +95,12 @@ class TextService:
                 return await self._inline(job, raw, info)
             except NeedsProcess:
                 pass
-        return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw, caller))
+        facts = info.SerializeToString()
+        return job.load(await self._pool.ask(self._processor, job.name, facts, raw, caller))
 
     async def ask(self, job: Job[T], raw: bytearray, caller: str) -> T:
         """Run a job that needs no facts of the model in a text process. Raise SurestepError."""
-        return job.load(await self._pool.ask(job.name, b"", raw, caller))
+        return job.load(await self._pool.ask(self._processor, job.name, b"", raw, caller))
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:

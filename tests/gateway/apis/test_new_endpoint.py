@@ -41,7 +41,7 @@ class WithFits(OpenAIRoutes):
     async def fits(self, request: Request) -> Response:
         """POST /v1/fits"""
         asked = parse(FitsBody, body_of(request).data)
-        most = self._gateway.pool.info.max_model_len
+        most = self._models.first.pool.info.max_model_len
         return JsonResponse({"fits": asked.prompt_len + asked.max_tokens <= most})
 
 

@@ -27,11 +27,13 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, str | None], float]:
 @given(st.lists(VALUES, max_size=20))
 def test_it_says_what_the_library_says(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    quick = TokenHistogram("gaps_seconds", "Gaps.", LABELS, BOUNDS)
-    ours.register(quick)
+    family = TokenHistogram("gaps_seconds", "Gaps.", tuple(LABELS), BOUNDS)
+    ours.register(family)
+    quick = family.labels(*LABELS.values())
     known = Histogram("gaps_seconds", "Gaps.", tuple(LABELS), buckets=BOUNDS, registry=theirs)
     child = known.labels(*LABELS.values())
     for value in values:
         quick.observe(value)
         child.observe(value)
     assert samples(ours) == samples(theirs)
+    assert family.counts() == quick.counts()

@@ -10,6 +10,7 @@ from surestep_gateway.apis.openai.job import TOKENIZE
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.pool import TextPool
 from surestep_gateway.text.service import Draft, Job, TextService
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
@@ -23,7 +24,7 @@ def service() -> TextService:
         tokenizer=Tokenizer(tiny_tokenizer.build()),
         template=ChatTemplate(None, {}),
     )
-    return TextService(side, GatewayMetrics("tiny"))
+    return TextService(side, TextPool([side], GatewayMetrics(["tiny"])))
 
 
 async def test_drafts_of_many_requests_share_no_iteration_of_the_loop() -> None:

@@ -20,10 +20,12 @@ _LOOK_S = 0.05  # between two looks for a rank that has just been started
 class Sleep:
     """Sleep and wake of one rank, between the supervisor's RPCs and its loop."""
 
-    def __init__(self) -> None:
-        self.level = 0  # asked for; 0 = awake
+    def __init__(self, level: int = 0) -> None:
+        """Begin asleep, unless `level` is 0."""
+        self.level = level  # asked for; 0 = awake
         self._awake = asyncio.Event()
-        self._awake.set()
+        if not level:
+            self._awake.set()
         self._asked = asyncio.Event()
         self._sound = asyncio.Event()
 

@@ -45,7 +45,7 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
     await server.start(settings.supervisor_address)
     # From here on no other supervisor is at the address, whose rank this would be.
     if (where := adoption.place(settings.rank_address)) is not None:
-        supervisor.found = await adoption.adopt(where)
+        supervisor.find(await adoption.adopt(where))
     await server.set_serving(True)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -56,7 +56,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._settings = settings
         self._rank: RankProcess | None = None
         self._standbys = Standbys(command, settings, first)
-        self.found: Adopted | None = None  # a rank that an earlier supervisor has left
+        self._found: Adopted | None = None  # a rank that an earlier supervisor has left
         self._ready = asyncio.Event()
         self._exits = ExitHistory()
         self._oom = oom or OomKills()
@@ -64,7 +64,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._updates = WeightUpdates(self._weights, settings.replacements)
         self._profile_result = b""  # measurements of a rank, which the next one need not repeat
         self._start_failure: StartFailure | None = None  # since the last rank that was ready
-        self._sleep = Sleep()
+        self._sleep = Sleep(WEIGHTS_GO if settings.load_on_demand else 0)
 
     async def run(self) -> None:
         """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated.
@@ -91,9 +91,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 ending.append(self._rank.terminate())
             await asyncio.gather(*ending)
 
+    def find(self, rank: Adopted | None) -> None:
+        """Have `run` begin with a rank that an earlier supervisor has left, which is awake."""
+        self._found = rank
+        if rank is not None:
+            self._sleep.end()
+
     def _adopt(self) -> RankProcess | None:
         """Take over the rank that was found, with all that its supervisor held for it."""
-        found, self.found = self.found, None
+        found, self._found = self._found, None
         if found is None:
             return None
         settings = self._settings
@@ -322,7 +328,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def Wake(
         self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WakeResponse:
-        """Start a rank again, if none may be started."""
+        """Start a rank again, if none may be started, whatever became of those before."""
+        if self._sleep.level:
+            self._start_failure = None
         self._sleep.end()
         return pb.WakeResponse()
 

@@ -169,7 +169,7 @@ class Embedding:
     async def _pooled(self, index: int, ids: Sequence[int]) -> bytes:
         """Return the vector as the scheduler sends it."""
         journal, settings = self._journal(index, ids), self._gateway.settings
-        timer = SequenceTimer(self._gateway.metrics, self._origin.arrived)
+        timer = SequenceTimer(self._gateway.requests, self._origin.arrived)
         timeouts = Timeouts.of(settings)
         source = ResumableStream(
             self._gateway.pool, journal, timeouts, self._deadline, self._siblings

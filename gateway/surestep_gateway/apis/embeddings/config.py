@@ -19,6 +19,7 @@ from surestep_common.model_files import read_json, read_object
 from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, Pooling
 
 from surestep_gateway.settings.api_settings import HfOverrides, PoolerConfig
+from surestep_gateway.settings.config import GatewaySettings
 
 _MODES: Mapping[str, Pooling] = {"lasttoken": LAST_TOKEN, "mean_tokens": MEAN, "mean": MEAN}
 _MODE = "pooling_mode"
@@ -63,6 +64,15 @@ class EmbeddingConfig:
         _warn_of_prompts(folder / "config_sentence_transformers.json")
         _warn_of_length(folder / "sentence_bert_config.json")
         return made
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> EmbeddingConfig:
+        """Read the configuration that a model's settings name. Raise InvalidRequest as `load`."""
+        return cls.load(
+            settings.model,
+            PoolerConfig.model_validate(settings.pooler_config or {}),
+            HfOverrides.model_validate(settings.hf_overrides or {}),
+        )
 
     def check(self, wanted: int, hidden_size: int) -> None:
         """Raise InvalidRequest unless embeddings can have `wanted` dimensions."""

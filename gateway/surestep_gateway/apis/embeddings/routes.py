@@ -8,9 +8,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
+from surestep_gateway.apis.requests import deadline_of, model_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.text.service import Job
 
@@ -34,8 +34,10 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 class EmbeddingRoutes:
-    def __init__(self, gateway: Gateway, config: EmbeddingConfig) -> None:
-        self._gateway, self._config = gateway, config
+    def __init__(self, models: Models) -> None:
+        """Raise InvalidRequest for an embedding model of another kind."""
+        self._models = models
+        self._configs = {one.name: EmbeddingConfig.of(one.settings) for one in models.all}
 
     def routes(self) -> list[RuledRoute]:
         counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
@@ -47,9 +49,10 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
-        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, EMBEDDING, request, deadline)
-        return await self.answer_embedding(request, prepared, arrived, deadline)
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        prepared = await prepare(gateway, EMBEDDING, request, deadline)
+        return await self.answer_embedding(gateway, request, prepared, arrived, deadline)
 
     async def score(self, request: Request) -> Response:
         """POST /v1/score"""
@@ -60,24 +63,37 @@ class EmbeddingRoutes:
         return await self._compare(RERANK, request)
 
     async def _compare(self, job: Job[PreparedScores], request: Request) -> Response:
-        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, job, request, deadline)
-        return await self.answer_scores(request, prepared, arrived, deadline)
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        prepared = await prepare(gateway, job, request, deadline)
+        return await self.answer_scores(gateway, request, prepared, arrived, deadline)
 
     async def answer_embedding(
-        self, request: Request, prepared: PreparedInputs, arrived: float, deadline: float
+        self,
+        gateway: Gateway,
+        request: Request,
+        prepared: PreparedInputs,
+        arrived: float,
+        deadline: float,
     ) -> Response:
         """Answer with vectors of inputs that have been prepared."""
         origin = origin_of(request, prepared.body, arrived)
-        embedding = Embedding(self._gateway, self._config, prepared, origin, deadline)
-        log_embedding(self._gateway, embedding.id, origin, prepared)
+        config = self._configs[gateway.name]
+        embedding = Embedding(gateway, config, prepared, origin, deadline)
+        log_embedding(gateway, embedding.id, origin, prepared)
         return await embedding.answer(request.receive)
 
     async def answer_scores(
-        self, request: Request, prepared: PreparedScores, arrived: float, deadline: float
+        self,
+        gateway: Gateway,
+        request: Request,
+        prepared: PreparedScores,
+        arrived: float,
+        deadline: float,
     ) -> Response:
         """Answer with scores or a ranking of texts that have been prepared."""
         origin = origin_of(request, prepared.inputs.body, arrived)
-        scoring = Scoring(self._gateway, self._config, prepared, origin, deadline)
-        log_embedding(self._gateway, scoring.id, origin, prepared.inputs)
+        config = self._configs[gateway.name]
+        scoring = Scoring(gateway, config, prepared, origin, deadline)
+        log_embedding(gateway, scoring.id, origin, prepared.inputs)
         return await scoring.answer(request.receive)

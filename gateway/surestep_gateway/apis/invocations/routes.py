@@ -13,9 +13,9 @@ from surestep_gateway.apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from surestep_gateway.apis.embeddings.routes import EmbeddingRoutes
 from surestep_gateway.apis.openai.job import CHAT, COMPLETION
 from surestep_gateway.apis.openai.routes import OpenAIRoutes
-from surestep_gateway.apis.requests import deadline_of, prepare
+from surestep_gateway.apis.requests import deadline_of, model_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 
@@ -30,9 +30,9 @@ _INVOCATIONS = Description(
 
 
 class InvocationRoutes:
-    def __init__(self, gateway: Gateway, texts: OpenAIRoutes, vectors: EmbeddingRoutes) -> None:
+    def __init__(self, models: Models, texts: OpenAIRoutes, vectors: EmbeddingRoutes) -> None:
         """Requests are answered as `texts` and `vectors` answer theirs."""
-        self._gateway = gateway
+        self._models = models
         self._answers: dict[bytes, Callable[..., Awaitable[Response]]] = {
             CHAT.name: texts.answer_chat,
             COMPLETION.name: texts.answer_completion,
@@ -55,6 +55,8 @@ class InvocationRoutes:
 
     async def invocations(self, request: Request) -> Response:
         """POST /invocations"""
-        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        invoked = await prepare(self._gateway, INVOCATION, request, deadline)
-        return await self._answers[invoked.kind](request, invoked.prepared, arrived, deadline)
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        invoked = await prepare(gateway, INVOCATION, request, deadline)
+        answer = self._answers[invoked.kind]
+        return await answer(gateway, request, invoked.prepared, arrived, deadline)

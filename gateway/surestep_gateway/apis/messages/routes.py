@@ -9,9 +9,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
+from surestep_gateway.apis.requests import deadline_of, model_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Models
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
 from surestep_gateway.generation.request_records import log_request
@@ -37,8 +37,8 @@ _COUNT = Description(
 
 
 class MessagesRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def routes(self) -> list[RuledRoute]:
         counted = partial(DescribedRoute, access=Access.CLIENTS, counted=True)
@@ -49,7 +49,7 @@ class MessagesRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/messages"""
-        arrived, gateway = time.perf_counter(), self._gateway
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
         deadline = deadline_of(gateway)
         with renamed(FIELD_NAMES):
             prepared = await prepare(gateway, MESSAGE, request, deadline)
@@ -61,7 +61,7 @@ class MessagesRoutes:
 
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
-        gateway = self._gateway
+        gateway = model_of(self._models, request)
         with renamed(FIELD_NAMES):
             answer = await prepare(gateway, COUNT, request, deadline_of(gateway))
         return JsonPieces([answer], gateway.answers)

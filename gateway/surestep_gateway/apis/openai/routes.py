@@ -15,7 +15,6 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
-from surestep_common.errors import ModelNotFound
 from surestep_common.sampling import shown
 
 from surestep_gateway.apis.openai.choices import (
@@ -34,9 +33,9 @@ from surestep_gateway.apis.openai.job import (
     TokenizeBody,
     TokenizeChatBody,
 )
-from surestep_gateway.apis.requests import deadline_of, origin_of, prepare
+from surestep_gateway.apis.requests import deadline_of, model_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import (
     COMMENT,
     AnswerSize,
@@ -83,8 +82,8 @@ _DETOKENIZE = Description(
 
 
 class OpenAIRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._created = int(time.time())
 
     def routes(self) -> list[RuledRoute]:
@@ -108,69 +107,78 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, CHAT, request, deadline)
-        return await self.answer_chat(request, prepared, arrived, deadline)
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        prepared = await prepare(gateway, CHAT, request, deadline)
+        return await self.answer_chat(gateway, request, prepared, arrived, deadline)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        arrived, deadline = time.perf_counter(), deadline_of(self._gateway)
-        prepared = await prepare(self._gateway, COMPLETION, request, deadline)
-        return await self.answer_completion(request, prepared, arrived, deadline)
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        prepared = await prepare(gateway, COMPLETION, request, deadline)
+        return await self.answer_completion(gateway, request, prepared, arrived, deadline)
 
     async def answer_chat(
-        self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
+        self,
+        gateway: Gateway,
+        request: Request,
+        prepared: PreparedRequest,
+        arrived: float,
+        deadline: float,
     ) -> Response:
         """Answer a chat that has been prepared."""
         origin = origin_of(request, prepared.body, arrived)
-        generation = await chat_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(request, generation, ChatChoices(self._gateway, generation))
+        generation = await chat_generation(gateway, prepared, origin, deadline)
+        return await _answer(gateway, request, generation, ChatChoices(gateway, generation))
 
     async def answer_completion(
-        self, request: Request, prepared: PreparedRequest, arrived: float, deadline: float
+        self,
+        gateway: Gateway,
+        request: Request,
+        prepared: PreparedRequest,
+        arrived: float,
+        deadline: float,
     ) -> Response:
         """Answer a completion that has been prepared."""
         origin = origin_of(request, prepared.body, arrived)
-        generation = await completion_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(request, generation, CompletionChoices(self._gateway, generation))
+        generation = await completion_generation(gateway, prepared, origin, deadline)
+        return await _answer(gateway, request, generation, CompletionChoices(gateway, generation))
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
-        answer = await prepare(self._gateway, job, request, deadline_of(self._gateway))
-        return JsonPieces([answer], self._gateway.answers)
-
-    async def _answer(
-        self, request: Request, generation: Generation, builder: ChoiceBuilder
-    ) -> Response:
-        log_request(self._gateway, generation)
-        if generation.body.stream:
-            force = self._gateway.settings.enable_force_include_usage
-            events = ChoiceEvents(generation, builder, force_usage=force)
-            return EventStream(self._gateway, generation, events)
-        return await json_answer(generation, builder, request.receive, self._gateway)
+        gateway = model_of(self._models, request)
+        answer = await prepare(gateway, job, request, deadline_of(gateway))
+        return JsonPieces([answer], gateway.answers)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""
-        names = self._gateway.settings.model_names
-        return JsonResponse({"object": "list", "data": [self._card(name) for name in names]})
+        """GET /v1/models; 503 until one can be asked, which readiness probes rely on."""
+        if not any(one.pool.is_known or one.pool.comes_and_goes for one in self._models.all):
+            _ = self._models.first.pool.info  # which raises
+        cards = [self._card(name) for name in self._models.names]
+        return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
         name = request.path_params["model"]
-        if name not in self._gateway.settings.model_names:
-            raise ModelNotFound(f"the model '{name}' does not exist", param="model")
+        pool = self._models.named(name).pool
+        if not (pool.is_known or pool.comes_and_goes):
+            _ = pool.info  # which raises
         return JsonResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, object]:
-        info = self._gateway.pool.info
+        """Describe a model, with what is known of one that has not been loaded yet."""
+        gateway = self._models.named(name)
+        info = gateway.pool.info if gateway.pool.is_known else None
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "surestep",
-            "root": info.model_path or str(self._gateway.settings.model),
+            "root": (info and info.model_path) or str(gateway.settings.model),
             "parent": None,
-            "max_model_len": info.max_model_len,
-            "default_sampling_params": shown(info.defaults),
+            "max_model_len": info and info.max_model_len,
+            "default_sampling_params": info and shown(info.defaults),
+            "status": {"value": gateway.pool.residence},
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -180,6 +188,18 @@ class OpenAIRoutes:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         return await self._answer_with(DETOKENIZE, request)
+
+
+async def _answer(
+    gateway: Gateway, request: Request, generation: Generation, builder: ChoiceBuilder
+) -> Response:
+    log_request(gateway, generation)
+    if generation.body.stream:
+        force = gateway.settings.enable_force_include_usage
+        return EventStream(
+            gateway, generation, ChoiceEvents(generation, builder, force_usage=force)
+        )
+    return await json_answer(generation, builder, request.receive, gateway)
 
 
 class ChoiceEvents:

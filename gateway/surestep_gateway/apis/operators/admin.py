@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
@@ -15,12 +15,11 @@ from surestep_common.errors import NotFound, SurestepError, Unauthenticated
 
 from surestep_gateway.apis.requests import body_of
 from surestep_gateway.apis.route import DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body
-from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
 logger = logging.getLogger(__name__)
@@ -48,9 +47,9 @@ _SERVE_S = 600.0  # for the new ones to have loaded
 class Administrators:
     """Owners of the admin key, and the schedulers that they operate."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._keys = gateway.settings.admin_keys()
-        self._pool = gateway.pool
+    def __init__(self, models: Models) -> None:
+        self._keys = models.first.settings.admin_keys()
+        self._models = models
 
     @property
     def exist(self) -> bool:
@@ -63,13 +62,34 @@ class Administrators:
             raise Unauthenticated("missing or wrong admin key")
 
     def schedulers(self, request: Request) -> list[SchedulerClient]:
-        """Return the scheduler that `?scheduler=host:port` names, or all. Raise NotFound."""
+        """Return those that `?scheduler=host:port` and `?model=NAME` name, or all. Raise
+        NotFound."""
         address = request.query_params.get("scheduler")
-        schedulers = self._pool.schedulers
-        chosen = [scheduler for scheduler in schedulers if address in (None, scheduler.address)]
+        chosen = [
+            scheduler
+            for model in self._asked(request)
+            for scheduler in model.pool.schedulers
+            if address in (None, scheduler.address)
+        ]
         if not chosen:
             raise NotFound(f"no scheduler at '{address}'", param="scheduler")
         return chosen
+
+    def of_one_model(self, request: Request) -> list[SchedulerClient]:
+        """Return the schedulers of the model that is asked for, or of the only one. Raise NotFound,
+        MissingParameter."""
+        if "model" not in request.query_params:
+            self._models.unnamed()
+        return self.schedulers(request)
+
+    def _asked(self, request: Request) -> Sequence[Gateway]:
+        name = request.query_params.get("model")
+        return self._models.all if name is None else [self._models.named(name)]
+
+    async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:
+        """Wait until a scheduler accepts requests. Raise Unavailable after `timeout_s`."""
+        pool = next(one.pool for one, known in self._models.schedulers if known is scheduler)
+        await pool.until_admits(scheduler, timeout_s)
 
     async def body(self, request: Request, kind: type[B]) -> B:
         """Return the body, an empty object where there is none. Raise SurestepError."""
@@ -119,9 +139,8 @@ class Round(NamedTuple):
 class AdminRoutes:
     """Handlers of one gateway; mounted only if there is an admin key."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._administrators = Administrators(gateway)
+    def __init__(self, models: Models) -> None:
+        self._administrators = Administrators(models)
         self._restarting = asyncio.Lock()
 
     def routes(self) -> Iterator[RuledRoute]:
@@ -149,7 +168,7 @@ class AdminRoutes:
         async with self._restarting:
             for scheduler in schedulers:
                 try:
-                    done.append(await _restart(self._gateway.pool, scheduler, reason))
+                    done.append(await _restart(self._administrators, scheduler, reason))
                 except SurestepError as error:
                     logger.error(
                         "restart of the workers of %s: %s", scheduler.address, error.message
@@ -161,13 +180,15 @@ class AdminRoutes:
         return JsonResponse({"restarted": done})
 
 
-async def _restart(pool: SchedulerPool, scheduler: SchedulerClient, reason: str) -> dict[str, Any]:
+async def _restart(
+    administrators: Administrators, scheduler: SchedulerClient, reason: str
+) -> dict[str, Any]:
     """Restart the ranks of one scheduler and wait until it serves again. Raise SurestepError."""
     began = time.monotonic()
     logger.warning("restarting the workers of %s: %s", scheduler.address, reason)
     answer = await scheduler.restart_workers(reason, _RESTART_S)
     scheduler.recheck()  # its earlier health does not count
-    await pool.until_admits(scheduler, _SERVE_S)
+    await administrators.until_admits(scheduler, _SERVE_S)
     return {
         "scheduler": scheduler.address,
         "epoch": answer.epoch,

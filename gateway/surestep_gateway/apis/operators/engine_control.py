@@ -16,7 +16,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto import scheduler_pb2 as pb
 
 from surestep_gateway.apis.route import DescribedRoute, Description, Parameter
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.request.protocol import Body
@@ -94,13 +94,13 @@ _IS_PAUSED = Description(summary="Whether it is stopped.", errors=_ERRORS)
 class EngineControlRoutes:
     """Handlers of one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._administrators = Administrators(gateway)
-        self._timeout_s = gateway.settings.request_timeout_s
+    def __init__(self, models: Models) -> None:
+        self._settings = models.first.settings
+        self._administrators = Administrators(models)
+        self._timeout_s = self._settings.request_timeout_s
 
     def routes(self) -> Iterator[RuledRoute]:
-        if not self._gateway.settings.enable_sleep_mode:
+        if not self._settings.enable_sleep_mode:
             return
         post, get = (
             partial(DescribedRoute, method, access=Access.ADMINISTRATORS, counted=False)
@@ -178,7 +178,7 @@ class EngineControlRoutes:
             answer = await scheduler.resume(tags, self._timeout_s)
             if not answer.asleep:
                 scheduler.recheck()  # its earlier health does not count
-                await self._gateway.pool.until_admits(scheduler, self._timeout_s)
+                await self._administrators.until_admits(scheduler, self._timeout_s)
             return {"asleep": [*answer.asleep], "epoch": answer.epoch}
 
         return await self._at_each(request, resume)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerStatus
 
-from surestep_gateway.observability.clients import ClientHistory
-from surestep_gateway.schedulers.pool import SchedulerPool
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
 from .overview_engine import EngineView
@@ -23,11 +22,9 @@ _STEPS = 512
 class OverviewSource:
     """Builds the document. `gateway` describes this process."""
 
-    def __init__(
-        self, pool: SchedulerPool, clients: ClientHistory, gateway: Callable[[], GatewayView]
-    ) -> None:
-        self._pool = pool
-        self._clients = clients
+    def __init__(self, models: Models, gateway: Callable[[], GatewayView]) -> None:
+        self._models = models
+        self._clients = models.first.metrics.clients
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
         self._json = b""  # none yet
@@ -37,7 +34,9 @@ class OverviewSource:
         """Return the document, a new one when the last is stale; concurrent callers share it."""
         async with self._one_at_a_time:
             if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
-                schedulers = await asyncio.gather(*map(_scheduler, self._pool.schedulers))
+                schedulers = await asyncio.gather(
+                    *(_scheduler(model, one) for model, one in self._models.schedulers)
+                )
                 overview = Overview(
                     gateway=self._gateway(),
                     clients=self._clients.view(time.monotonic()),
@@ -48,11 +47,13 @@ class OverviewSource:
             return self._json
 
 
-async def _scheduler(scheduler: SchedulerClient) -> SchedulerView:
+async def _scheduler(model: Gateway, scheduler: SchedulerClient) -> SchedulerView:
     status = await _status(scheduler)
     now = time.monotonic()
     return SchedulerView(
         address=scheduler.address,
+        serves=model.name,
+        residence=model.pool.residence,
         admits=scheduler.admits(now),
         circuit_breaker=scheduler.breaker.state(now).name,
         trouble=scheduler.trouble,

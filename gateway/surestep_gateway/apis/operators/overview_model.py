@@ -134,6 +134,8 @@ class SchedulerView(BaseModel):
     """Scheduler, as seen by the gateway and as it reports itself."""
 
     address: str
+    serves: str  # name of the model
+    residence: str  # of that model: loaded, loading, sleeping, failed
     admits: bool  # requests are sent to it
     circuit_breaker: str
     trouble: Line  # why it does not serve; empty while it does

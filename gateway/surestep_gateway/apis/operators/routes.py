@@ -18,7 +18,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.releases import package_version
 
 from surestep_gateway.apis.route import DescribedRoute, Description
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
@@ -53,13 +53,14 @@ _OVERVIEW = Description(summary="What the status page shows.", errors=(401,))
 
 
 class OperatorRoutes:
-    def __init__(self, gateway: Gateway, address: str) -> None:
-        self._gateway = gateway
+    def __init__(self, models: Models, address: str) -> None:
+        self._models = models
+        self._gateway = gateway = models.first  # for what all have in common
         self._address = address
         self._version = package_version()
         self._root = gateway.settings.root_path
         self._hidden = _hidden(gateway.settings)
-        self._overview = OverviewSource(gateway.pool, gateway.metrics.clients, self._this_process)
+        self._overview = OverviewSource(models, self._this_process)
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[RuledRoute]:
@@ -91,18 +92,14 @@ class OperatorRoutes:
         return Response()
 
     async def ready(self, request: Request) -> Response:
-        """Readiness: a request sent now would be served."""
+        """Readiness: a request sent now would be served, by `?model=NAME` or by any."""
         if self._gateway.admission.leaving:
             raise Unavailable("the server is shutting down")
-        timeout_s = self._gateway.settings.first_token_timeout_s
-        now = time.monotonic()
-        admitting = [
-            scheduler for scheduler in self._gateway.pool.schedulers if scheduler.admits(now)
-        ]
-        if not admitting:
-            raise Unavailable(f"the model is not ready{self._gateway.pool.trouble}")
-        if all(scheduler.stalled(timeout_s) for scheduler in admitting):
-            raise Unavailable(f"requests run, but no token came for {timeout_s:g} s")
+        name = request.query_params.get("model")
+        asked = self._models.all if name is None else [self._models.named(name)]
+        reasons = [one.pool.why_not(one.settings.first_token_timeout_s) for one in asked]
+        if all(reasons):
+            raise Unavailable(reasons[0])
         return Response()
 
     async def version(self, request: Request) -> Response:
@@ -113,7 +110,7 @@ class OperatorRoutes:
 
     async def home(self, request: Request) -> Response:
         """Describe this server as an HTML page."""
-        names = self._gateway.settings.model_names
+        names = self._models.names
         return home_page(self._version, names, self._state(), self._root, self._hidden)
 
     async def docs(self, request: Request) -> Response:
@@ -128,12 +125,18 @@ class OperatorRoutes:
         """Return Prometheus text; the gateway's own part even when no scheduler responds."""
         async with self._one_scrape:
             now = time.monotonic()
+            models = {scheduler: one.name for one, scheduler in self._models.schedulers}
             every_stats, every_status = await asyncio.gather(
                 self._ask(SchedulerClient.query_stats), self._ask(SchedulerClient.query_status)
             )
             readings = [
                 SchedulerReading(
-                    scheduler.address, scheduler.breaker.state(now), stats, scheduler.info, status
+                    models[scheduler],
+                    scheduler.address,
+                    scheduler.breaker.state(now),
+                    stats,
+                    scheduler.info,
+                    status,
                 )
                 for (scheduler, stats), (_, status) in zip(every_stats, every_status, strict=True)
             ]
@@ -160,12 +163,16 @@ class OperatorRoutes:
         schedulers = [
             {
                 "url": scheduler.address,
+                "model": model.name,
+                "residence": model.pool.residence,
                 "admits": scheduler.admits(now),
                 "circuit_breaker": scheduler.breaker.state(now).name,
                 "load": scheduler.load,
                 "status": None if status is None else as_json(status),
             }
-            for scheduler, status in await self._ask(SchedulerClient.query_status)
+            for (model, scheduler), (_, status) in zip(
+                self._models.schedulers, await self._ask(SchedulerClient.query_status), strict=True
+            )
         ]
         return JsonResponse(
             {
@@ -186,14 +193,15 @@ class OperatorRoutes:
             address=self._address,
             state=self._state(),
             version=self._version,
-            models=list(self._gateway.settings.model_names),
+            models=self._models.names,
             open_requests=self._gateway.admission.num_open,
         )
 
     def _state(self) -> str:
         if self._gateway.admission.leaving:
             return "DRAINING"
-        return "SERVING" if self._gateway.pool.serving else "WAITING_FOR_SCHEDULER"
+        serving = any(one.pool.serving or one.pool.comes_and_goes for one in self._models.all)
+        return "SERVING" if serving else "WAITING_FOR_SCHEDULER"
 
     async def _ask(
         self, question: Callable[[SchedulerClient], Awaitable[T]]
@@ -206,7 +214,7 @@ class OperatorRoutes:
             except SurestepError:
                 return scheduler, None
 
-        return list(await asyncio.gather(*map(ask, self._gateway.pool.schedulers)))
+        return list(await asyncio.gather(*(ask(one) for _, one in self._models.schedulers)))
 
 
 def _hidden(settings: GatewaySettings) -> frozenset[str]:

@@ -25,7 +25,7 @@ from surestep_common.fan_out import send_to_all
 from surestep_proto.supervisor_pb2 import StagedWeights, WeightPart
 
 from surestep_gateway.apis.route import DescribedRoute, Description, Parameter
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.request.protocol import Body
@@ -86,14 +86,14 @@ _INFO = Description(summary="Which weights are served.", errors=_ERRORS)
 class WeightRoutes:
     """Handlers of one gateway. One update at a time."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._administrators = Administrators(gateway)
+    def __init__(self, models: Models) -> None:
+        self._enabled = models.first.settings.enable_weight_updates
+        self._administrators = Administrators(models)
         self._turn = asyncio.Lock()
         self._digest: hashlib._Hash | None = None  # of all parts since an update was begun
 
     def routes(self) -> Iterator[RuledRoute]:
-        if not self._gateway.settings.enable_weight_updates:
+        if not self._enabled:
             return
         post = partial(DescribedRoute, "POST", access=Access.ADMINISTRATORS, counted=False)
         yield post("/update_weights_from_disk", self.from_disk, _FROM_DISK)
@@ -123,7 +123,7 @@ class WeightRoutes:
             yield WeightPart(first=True, folder=body.model_path)
 
         async with self._turn:
-            staged = await _stage(self._administrators.schedulers(request), parts())
+            staged = await _stage(self._administrators.of_one_model(request), parts())
             return await self._serve(request, body.weight_version, mode, staged)
 
     async def from_tensor(self, request: Request) -> Response:
@@ -188,7 +188,7 @@ class WeightRoutes:
                     starts = False
 
         try:
-            staged = await _stage(self._administrators.schedulers(request), parts())
+            staged = await _stage(self._administrators.of_one_model(request), parts())
         except ClientDisconnect:
             self._digest = None
             raise Cancelled("the client went away") from None
@@ -205,7 +205,7 @@ class WeightRoutes:
     ) -> Response:
         """Have all schedulers serve what was staged; 503, with those that failed, unless all do."""
         self._digest = None
-        name = version or _next(self._administrators.schedulers(request))
+        name = version or _next(self._administrators.of_one_model(request))
 
         async def update(scheduler: SchedulerClient) -> dict[str, Any]:
             answer = await scheduler.update_weights(name, MODES[mode], _TIMEOUT_S)
@@ -233,7 +233,7 @@ class WeightRoutes:
                 "model_fingerprint": scheduler.info.model_fingerprint,
                 "model_path": scheduler.info.model_path,
             }
-            for scheduler in self._administrators.schedulers(request)
+            for scheduler in self._administrators.of_one_model(request)
             if scheduler.info is not None
         ]
         versions = {one["weight_version"] for one in known}

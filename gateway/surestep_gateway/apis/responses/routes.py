@@ -20,10 +20,16 @@ from surestep_common.errors import (
     UnsupportedParameter,
 )
 
-from surestep_gateway.apis.requests import body_of, deadline_of, origin_of, prepare_bytes
+from surestep_gateway.apis.requests import (
+    body_of,
+    deadline_of,
+    model_of,
+    origin_of,
+    prepare_bytes,
+)
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, Parameter
 from surestep_gateway.auth.api_keys import Caller
-from surestep_gateway.context import Gateway
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation
 from surestep_gateway.generation.request_records import log_request
@@ -65,8 +71,9 @@ _INPUT_ITEMS = Description(
 
 
 class ResponsesRoutes:
-    def __init__(self, gateway: Gateway, store: Store) -> None:
-        self._gateway, self._store = gateway, store
+    def __init__(self, models: Models, store: Store) -> None:
+        self._models, self._store = models, store
+        self._answers = models.first.answers
         self._running = Running()
 
     def routes(self) -> list[RuledRoute]:
@@ -83,10 +90,10 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/responses"""
-        arrived, gateway = time.perf_counter(), self._gateway
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
         deadline = deadline_of(gateway)
         with renamed(FIELD_NAMES):
-            prepared = await self._prepare(request, deadline)
+            prepared = await self._prepare(gateway, request, deadline)
             chat = prepared.chat
             assert chat is not None, "what it needed is there"
             origin = origin_of(request, chat.body, arrived)
@@ -97,9 +104,11 @@ class ResponsesRoutes:
         within = self._running.interruptible(answer.key, answer)
         return await respond(gateway, generation, answer, request.receive, within)
 
-    async def _prepare(self, request: Request, deadline: float) -> PreparedResponse:
+    async def _prepare(
+        self, gateway: Gateway, request: Request, deadline: float
+    ) -> PreparedResponse:
         """Prepare a request, with the stored responses that it needs. Raise SurestepError."""
-        gateway, body = self._gateway, body_of(request)
+        body = body_of(request)
         try:
             prepared = await prepare_bytes(gateway, RESPONSE, body.data, request, deadline)
             if not prepared.wanted:
@@ -124,7 +133,7 @@ class ResponsesRoutes:
         if live is not None:
             return JsonResponse(live.shown())
         response = unframed(await self._record(request))[0]
-        return JsonPieces([bytes(response)], self._gateway.answers)
+        return JsonPieces([bytes(response)], self._answers)
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/responses/{response_id}"""
@@ -156,7 +165,7 @@ class ResponsesRoutes:
         page = await asyncio.to_thread(
             _page, record, limit, query.get("after"), newest_first=order == "desc"
         )
-        return JsonPieces([page], self._gateway.answers)
+        return JsonPieces([page], self._answers)
 
     def _key(self, request: Request) -> str:
         return key_of(Caller.of(request.scope), request.path_params["response_id"])
