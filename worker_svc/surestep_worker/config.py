@@ -287,6 +287,12 @@ class WorkerSettings(ModelSettings):
         description="ranks on this machine; default: all where --tp-master is on loopback, "
         "else one",
     )
+    models_here: int = Field(
+        default=1,
+        ge=1,
+        description="models that share the machine: cores, free memory and GPUs; default: those "
+        "awake at once",
+    )
     worker_listen: str = Field(
         default="127.0.0.1:50061",
         pattern=addresses.PATTERN,

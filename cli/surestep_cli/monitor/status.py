@@ -59,8 +59,11 @@ def rows(status: dict[str, Any]) -> Iterator[ProcessRow]:
     """Yield the gateway, then each scheduler with its ranks behind their supervisors."""
     gateway, schedulers = status["gateway"], status["schedulers"]
     yield ProcessRow("gateway", str(gateway["pid"]), gateway["address"], gateway["state"])
+    several = len({scheduler["model"] for scheduler in schedulers}) > 1
     for number, scheduler in enumerate(schedulers):
-        yield from _scheduler_rows(scheduler, f" {number}" if len(schedulers) > 1 else "")
+        which = f" {number}" if len(schedulers) > 1 else ""
+        which += f": {scheduler['model']}" if several else ""
+        yield from _scheduler_rows(scheduler, which)
 
 
 def _scheduler_rows(scheduler: dict[str, Any], number: str) -> Iterator[ProcessRow]:
@@ -122,7 +125,8 @@ def remarks(status: dict[str, Any]) -> Iterator[str]:
     yield from _failures(status["answers"])
     for scheduler in status["schedulers"]:
         if scheduler["status"] is not None:
-            yield from _remarks(scheduler["url"], scheduler["status"])
+            at = f"{scheduler['url']} ({scheduler['model']})"
+            yield from _remarks(at, scheduler["status"])
 
 
 def _failures(answers: dict[str, Any]) -> Iterator[str]:

@@ -11,20 +11,23 @@ import contextlib
 import itertools
 import json
 import logging
+import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic_settings import SettingsError
 from rich.console import Console
 from surestep_common import access, log
 from surestep_common.config import ENV_PREFIX, NOTIFY_SOCKET, child_environ, state_dir
-from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.notify import READY, STOPPING, Listener, Notifier
 from surestep_common.process import python_module, raise_file_limit
 from surestep_common.watchdog import STANDBY
+from surestep_gateway.settings.model_list import check_apart, each_model
 from surestep_worker.config import gpu_is_here, torch_has_cuda
 from surestep_worker.process.child import COPYABLE, START_RANK
 
@@ -32,18 +35,20 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import unbreakable
 
 from .child import Child, ChildFailedError, Command
-from .fetch import fetch
+from .fetch import Fetched, fetch
 from .liveness import watch, watch_logs
 from .ports import check_address, check_services, check_socket
-from .startup import Startup, Worker
+from .shares import shared, told
+from .startup import Starting, Startup, Worker
 from .system_limits import shortages
-from .wiring import public_url, socket_folder, wiring, with_secret
+from .wiring import gateway_environ, public_url, socket_folder, wiring, with_secret
 
 logger = logging.getLogger(__name__)
 
 # Logs appear as they are written.
 _PROCESS = {"PYTHONUNBUFFERED": "1"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
+_LONGEST_SLUG = 60
 _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
 
@@ -58,16 +63,47 @@ def launch(settings: ServeSettings) -> int:
         check_socket(settings.uds)
     else:
         check_address(settings.host, settings.port)
-    for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
+    ranks = sum(one.tensor_parallel_size for one in each_model(settings))
+    for line in (*shortages(ranks), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
-    settings, model, tokenizer = fetch(settings, console)
+    models = _models(settings, console)
     log_dir = log_folder(settings.log_dir)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     with socket_folder(settings) as sockets:
-        environ = wiring(settings, model, tokenizer, sockets)
-        check_services((environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"], *_supervisors(environ)))
-        return asyncio.run(_serve(settings, environ, log_dir, console))
+        wired = [
+            (one.settings, wiring(*one, _own_folder(sockets, number, len(models))))
+            for number, one in enumerate(models)
+        ]
+        for _, environ in wired:
+            listen = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
+            check_services((listen, *_supervisors(environ)))
+        return asyncio.run(_serve(settings, wired, log_dir, console))
+
+
+def _models(settings: ServeSettings, console: Console) -> list[Fetched]:
+    """Fetch all models and share the machine out, and say how. Raise SurestepError."""
+    found = [fetch(one, console) for one in each_model(settings)]
+    names = [one.settings.served_model_name or (one.model.name,) for one in found]
+    try:
+        check_apart("name", itertools.chain.from_iterable(names))
+    except SettingsError as error:
+        raise InvalidRequest(str(error), param="models") from None
+    folders = [one.model.path for one in found]
+    wanted = [one.settings for one in found]
+    each, shares = shared(wanted, [name[0] for name in names], folders)
+    for line in told(each, shares):
+        console.print(line, markup=False, soft_wrap=True)
+    return [one._replace(settings=own) for one, own in zip(found, each, strict=True)]
+
+
+def _own_folder(sockets: Path | None, number: int, count: int) -> Path | None:
+    """Return the folder for the sockets of one model of so many."""
+    if sockets is None or count == 1:
+        return sockets
+    folder = sockets / str(number)
+    folder.mkdir()
+    return folder
 
 
 def _supervisors(environ: Mapping[str, str]) -> list[str]:
@@ -92,19 +128,27 @@ def _remarks(settings: ServeSettings) -> Iterator[str]:
         yield "--api-key is empty: anyone who reaches the server may use it"
 
 
-async def _serve(
-    settings: ServeSettings, environ: Mapping[str, str], log_dir: Path, console: Console
-) -> int:
-    services = _services(settings, environ, log_dir)
-    logs = [worker.child.command.log_path for worker in services.workers]
+Wired = Sequence[tuple[ServeSettings, Mapping[str, str]]]  # each model's settings and variables
+
+
+async def _serve(settings: ServeSettings, wired: Wired, log_dir: Path, console: Console) -> int:
+    services = _services(wired, log_dir)
+    starting = []
+    for (own, environ), engine in zip(wired, services.engines, strict=True):
+        logs = [worker.child.command.log_path for worker in engine.workers]
+        starting.append(
+            Starting(
+                _name(environ),
+                list(map(Worker, _supervisors(environ), logs)),
+                scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
+                must_write=own.runner == "generate",
+            )
+        )
     startup = Startup(
-        public_url(settings, environ[f"{ENV_PREFIX}PORT"]),
-        environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
-        list(map(Worker, _supervisors(environ), logs)),
+        public_url(settings, wired[0][1][f"{ENV_PREFIX}PORT"]),
+        starting,
         console,
-        scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
         certificate=settings.ssl_certfile,
-        must_write=settings.runner == "generate",
         has_page=settings.ui,
     )
     launcher = Launcher(
@@ -115,6 +159,11 @@ async def _serve(
         drain_s=settings.shutdown_delay_s + settings.drain_timeout_s,
     )
     return await launcher.run()
+
+
+def _name(environ: Mapping[str, str]) -> str:
+    """Return the first name of the model whose variables these are."""
+    return environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0]
 
 
 def log_folder(wanted: Path | None) -> Path:
@@ -154,45 +203,74 @@ class Service(NamedTuple):
     signs: Listener
 
 
-class Services(NamedTuple):
-    """All services, in the order in which they are stopped."""
+class EngineServices(NamedTuple):
+    """The services of one model."""
 
-    gateway: Service
     scheduler: Service
     workers: tuple[Service, ...]
 
+
+class Services(NamedTuple):
+    """All services."""
+
+    gateway: Service
+    engines: tuple[EngineServices, ...]
+
+    @property
+    def schedulers(self) -> tuple[Service, ...]:
+        return tuple(engine.scheduler for engine in self.engines)
+
+    @property
+    def workers(self) -> tuple[Service, ...]:
+        return tuple(worker for engine in self.engines for worker in engine.workers)
+
     @property
     def all(self) -> tuple[Service, ...]:
-        return (self.gateway, self.scheduler, *self.workers)
+        """In the order in which they are stopped."""
+        return (self.gateway, *self.schedulers, *self.workers)
 
     @property
     def children(self) -> tuple[Child, ...]:
         return tuple(service.child for service in self.all)
 
 
-def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path) -> Services:
+def _services(wired: Wired, log_dir: Path) -> Services:
     """Create the services. Needs a running event loop."""
-    inherited = child_environ({**environ, **_PROCESS})
 
-    def service(name: str, *module: str, **extra: str) -> Service:
+    def service(name: str, environ: Mapping[str, str], *module: str, **extra: str) -> Service:
         signs = Listener()
+        inherited = child_environ({**environ, **_PROCESS})
         own = {**inherited, **extra, NOTIFY_SOCKET: signs.address}
         path = log_dir / f"{name}.log"
         command = Command(name=name, argv=python_module(*module), environ=own, log_path=path)
         return Service(Child(command), signs)
 
-    def worker(rank: int) -> Service:
-        early = (START_RANK,) if settings.device == "cpu" else ()
-        own = {f"{ENV_PREFIX}RANK": str(rank)} | COPYABLE
-        return service(f"worker{rank}", "surestep_worker", *early, **own)
+    def engine(number: int, own: ServeSettings, environ: Mapping[str, str]) -> EngineServices:
+        of = f"{_slug(_name(environ))}-{number}-" if len(wired) > 1 else ""
+        address = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
+        watched = address, "--", *python_module("surestep_scheduler")
+        early = (START_RANK,) if own.device == "cpu" and not own.load_on_demand else ()
+        return EngineServices(
+            service(f"{of}scheduler", environ, "surestep_common.watchdog", STANDBY, *watched),
+            tuple(
+                service(
+                    f"{of}worker{rank}",
+                    environ,
+                    "surestep_worker",
+                    *early,
+                    **{f"{ENV_PREFIX}RANK": str(rank)} | COPYABLE,
+                )
+                for rank in range(len(_supervisors(environ)))
+            ),
+        )
 
-    address, command = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"], python_module("surestep_scheduler")
-    watched = "surestep_common.watchdog", STANDBY, address, "--", *command
-    return Services(
-        service("gateway", "surestep_gateway"),
-        service("scheduler", *watched),
-        tuple(map(worker, range(len(_supervisors(environ))))),
-    )
+    gateway = service("gateway", gateway_environ(wired), "surestep_gateway")
+    return Services(gateway, tuple(engine(n, *one) for n, one in enumerate(wired)))
+
+
+def _slug(name: str) -> str:
+    """Return a name as a part of a file's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_LONGEST_SLUG]
 
 
 class Launcher:
@@ -267,12 +345,12 @@ class Launcher:
 
     async def _drain(self) -> None:
         """Let open requests finish, then stop the services in the order of their dependencies."""
-        gateway, scheduler, *workers = self._services.children
-        await gateway.stop(self._drain_s + _STOP_GRACE_S)
-        await scheduler.stop(_STOP_GRACE_S)
-        async with asyncio.TaskGroup() as tasks:
-            for worker in workers:
-                tasks.create_task(worker.stop(_STOP_GRACE_S))
+        services = self._services
+        await services.gateway.child.stop(self._drain_s + _STOP_GRACE_S)
+        for layer in (services.schedulers, services.workers):
+            async with asyncio.TaskGroup() as tasks:
+                for service in layer:
+                    tasks.create_task(service.child.stop(_STOP_GRACE_S))
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import grpc
 from rich.console import Console
@@ -44,37 +45,43 @@ class Worker(NamedTuple):
     log: Path
 
 
-class Startup:
-    """Watches the services start. `name` is the model's.
+class Starting(NamedTuple):
+    """A model that is started: its name, its ranks, and the address of a scheduler that serves it.
 
-    `scheduler` is the address of one that serves it. `certificate` is the one that a gateway with
-    HTTPS presents. `must_write`: refuse a model that only makes embeddings. `has_page`: there is a
-    status page.
+    `must_write`: refuse one that only makes embeddings.
+    """
+
+    name: str
+    workers: Sequence[Worker]
+    scheduler: str
+    must_write: bool = False
+
+
+class Startup:
+    """Watches the services of models start.
+
+    `certificate` is the one that a gateway with HTTPS presents. `has_page`: there is a status page.
     """
 
     def __init__(
         self,
         url: str,
-        name: str,
-        workers: Sequence[Worker],
+        models: Sequence[Starting],
         console: Console,
         *,
-        scheduler: str,
         certificate: Path | None = None,
-        must_write: bool = False,
         has_page: bool = True,
     ) -> None:
         self._url = url
-        self._name = name
-        self._workers = workers
-        self._skip = {worker.log: _size(worker.log) for worker in workers}  # of earlier runs
+        self._models = models
+        self._name = ", ".join(model.name for model in models)
+        self._workers = [worker for model in models for worker in model.workers]
+        self._skip = {worker.log: _size(worker.log) for worker in self._workers}  # of earlier runs
         self._console = console
-        self._scheduler = scheduler
         self._certificate = certificate
-        self._must_write = must_write
         self._has_page = has_page
-        self._embeds = False  # what people ask of it is embeddings
-        self._drafts = ""  # how, and how many at most
+        self._embeds = False  # what people ask of the first is embeddings
+        self._drafts: list[str] = []  # how each does, and how many at most
         self.missing = "no answer yet"  # the reason, as the gateway reports it
 
     async def wait(self, stop: asyncio.Event) -> bool:
@@ -106,7 +113,8 @@ class Startup:
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
                     return False
-        await self._ask_about_model()
+        for model in reversed(self._models):
+            await self._ask_about(model)
         for line in self._warnings():
             self.say(line)
         self.say(f"Ready after {time.monotonic() - began:.1f} s")
@@ -118,7 +126,7 @@ class Startup:
 
     def announce(self, *, needs_key: bool) -> None:
         """Print the URL, how it drafts, a command to try and where the logs are; never a key."""
-        body: dict[str, Any] = {"model": self._name}
+        body: dict[str, Any] = {"model": self._models[0].name}
         if self._embeds:
             path, body["input"] = "embeddings", "Say hello."
         else:
@@ -131,13 +139,14 @@ class Startup:
         if socket is not None:
             root, flags = "http://localhost", f"--unix-socket {shlex.quote(socket)} {flags}"
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
-        drafts = (f"Drafts: {self._drafts}",) if self._drafts else ()
         page = (f"Look: {self._url}/ui",) if self._has_page and socket is None else ()
         key = ' --api-key "$API_KEY"' if needs_key else ""
-        chat = () if self._embeds else (f"Chat: {_this_command()} chat --url {self._url}{key}",)
+        named = f" --model {shlex.quote(self._models[0].name)}" if len(self._models) > 1 else ""
+        talk = f"{_this_command()} chat --url {self._url}{named}{key}"
+        chat = () if self._embeds else (f"Chat: {talk}",)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
-            *drafts,
+            *(f"Drafts: {line}" for line in self._drafts),
             f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
             *chat,
             *page,
@@ -147,34 +156,44 @@ class Startup:
             out.print(line, markup=False)
 
     def _ready(self) -> bool:
+        """Return whether requests for every model would be served, be it after they wake it."""
+        return all(self._is_ready(model.name) for model in self._models)
+
+    def _is_ready(self, name: str) -> bool:
+        url = f"{self._url}/health/ready?model={quote(name, safe='')}"
         try:
-            ready = call(f"{self._url}/health/ready", certificate=self._certificate)
+            ready = call(url, certificate=self._certificate)
         except OSError:
             return False
         with contextlib.suppress(KeyError, TypeError):
             self.missing = (ready.body or {})["error"]["message"]
         return ready.status == 200
 
-    async def _ask_about_model(self) -> None:
+    async def _ask_about(self, model: Starting) -> None:
         try:
-            async with connect(self._scheduler) as channel:
+            async with connect(model.scheduler) as channel:
                 info = await SchedulerStub(channel).Info(
                     SchedulerInfoRequest(), timeout=_STATUS_TIMEOUT_S
                 )
         except grpc.aio.AioRpcError:
-            return  # it has just gone again; a hint is not worth a wait
-        if info.headless and self._must_write:
+            return  # it sleeps, or has just gone again; a hint is not worth a wait
+        if info.headless and model.must_write:
             raise InvalidRequest(
-                f"--runner generate: {self._name} writes no text, it makes embeddings",
+                f"--runner generate: {model.name} writes no text, it makes embeddings",
                 param="runner",
             )
         if info.drafter_fault:
-            self.say(f"Warning: nothing is drafted: {info.drafter_fault}")
+            self.say(f"Warning: nothing is drafted{self._of(model)}: {info.drafter_fault}")
         if info.max_draft_tokens:
-            self._drafts = f"{info.drafter}, up to {info.max_draft_tokens} tokens a step"
+            drafts = f"{info.drafter}, up to {info.max_draft_tokens} tokens a step"
             if info.drafts_because:
-                self._drafts += f" ({info.drafts_because}; --speculative-config none turns it off)"
+                drafts += f" ({info.drafts_because}; --speculative-config none turns it off)"
+            self._drafts.insert(0, f"{drafts}{self._of(model)}")
         self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
+
+    def _of(self, model: Starting) -> str:
+        """Return which model that is, where there are several."""
+        return f" ({model.name})" if len(self._models) > 1 else ""
 
     async def _check_workers(self, stubs: Sequence[Any]) -> None:
         """Raise InvalidRequest when something has to change before a rank can start, Unavailable

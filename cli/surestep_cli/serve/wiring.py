@@ -7,13 +7,16 @@ import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import SecretStr
 from surestep_common import addresses
 from surestep_common.config import ENV_PREFIX, runtime_dir
+from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.settings.model_list import OF_THE_SERVER
 
 from surestep_cli.settings.serve_settings import ServeSettings
 
@@ -22,7 +25,10 @@ from .ports import free_addresses
 
 SECRET_BYTES = 32
 _PREFIX = "surestep-"
+_MOST_MODELS = 99  # in as many folders
 _SERVICES = ("scheduler_listen", "supervisor_listen", "worker_listen")
+_SHARED = OF_THE_SERVER - {"models"}
+_WIRED = ("model", "tokenizer", "served_model_name", "scheduler_url")
 
 
 def with_secret(settings: ServeSettings) -> ServeSettings:
@@ -51,7 +57,8 @@ def socket_folder(settings: ServeSettings) -> Iterator[Path | None]:
 def _new_folder() -> Path | None:
     """Make a folder whose name leaves room for that of a socket."""
     for place in filter(None, (runtime_dir(), tempfile.gettempdir())):
-        if addresses.is_fit(f"{place}/{_PREFIX}......../{max(map(_socket, _SERVICES), key=len)}"):
+        longest = max(map(_socket, _SERVICES), key=len)
+        if addresses.is_fit(f"{place}/{_PREFIX}......../{_MOST_MODELS}/{longest}"):
             with contextlib.suppress(OSError):
                 return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     return None
@@ -94,6 +101,34 @@ def wiring(
     if tokenizer is not None:
         wired["tokenizer"] = str(tokenizer)
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
+
+
+def gateway_environ(each: Sequence[tuple[ServeSettings, Mapping[str, str]]]) -> dict[str, str]:
+    """Return the variables of the gateway for models with their own settings and variables.
+
+    One model's are its own; those of several are entries of a list, over what they share.
+    """
+    if len(each) == 1:
+        return dict(each[0][1])
+    shared = {
+        ENV_PREFIX + name.upper(): value
+        for name, value in ((name, each[0][1].get(ENV_PREFIX + name.upper())) for name in _SHARED)
+        if value is not None
+    }
+    entries = [_entry(one, environ) for one, environ in each]
+    return {**shared, f"{ENV_PREFIX}MODELS": json.dumps(entries)}
+
+
+def _entry(settings: ServeSettings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the gateway has to know of one model alone."""
+    own = (
+        (settings.model_fields_set & GatewaySettings.model_fields.keys())
+        - OF_THE_SERVER
+        - {*_WIRED}
+    )
+    wired = {name: environ.get(ENV_PREFIX + name.upper()) for name in _WIRED}
+    found = {name: value for name, value in wired.items() if value is not None}
+    return settings.model_dump(mode="json", include=own, exclude_none=True) | found
 
 
 def public_url(settings: ServeSettings, port: str) -> str:

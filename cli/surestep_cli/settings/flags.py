@@ -62,6 +62,7 @@ class FlagReader:
         self._names = sorted(name for name in known if "." not in name)
         self.values: dict[str, Any] = {}  # of settings, by their names
         self.without_effect: dict[str, str] = {}  # flags that are accepted, and why they do nothing
+        self.more_models: list[str] = []  # behind the first
         self.swallowed: str | None = None  # a flag that took more than one value
         self.problems: list[str] = []
 
@@ -148,10 +149,10 @@ class FlagReader:
         return kind_of_flag(flag) if flag is not None and greedy else kind_of_field(field)
 
     def _model(self, word: str) -> None:
-        known = self.values.get("model", word)
-        if known != word:
-            self.problems.append(f"one model at a time: {known} or {word}")
-        self.values["model"] = word
+        if "model" in self.values:
+            self.more_models.append(word)
+        else:
+            self.values["model"] = word
 
     def _ask(self, name: _Name, value: Any) -> None:
         """Record the value of one flag."""

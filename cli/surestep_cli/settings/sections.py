@@ -5,6 +5,7 @@ from __future__ import annotations
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": (
         "model",
+        "models",
         "served_model_name",
         "revision",
         "tokenizer",
@@ -31,6 +32,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "require_drafter",
     ),
     "Memory": (
+        "load_on_demand",
+        "unload_idle_s",
+        "unload_level",
+        "max_loaded_models",
         "gpu_memory_utilization",
         "kv_cache_memory",
         "num_gpu_blocks_override",
@@ -160,6 +165,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "supervisor_addresses",
         "rank",
         "local_ranks",
+        "models_here",
         "grpc_secret",
         "grpc_secret_file",
         "vllm_grpc_public",

@@ -17,6 +17,7 @@ from pydantic_settings import (
 )
 from surestep_common.config import ENV_PREFIX, Refusal, or_exit, unread_variables, variables
 from surestep_gateway.settings.config import GatewaySettings
+from surestep_gateway.settings.model_list import each_model
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 
@@ -103,6 +104,9 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
         """Read all sources. Raise SettingsError or ValidationError."""
         asked = FlagReader(cls.model_fields)
         asked.read_arguments(arguments)
+        if asked.more_models:
+            first = asked.values.pop("model")
+            asked.values["models"] = [{"model": word} for word in (first, *asked.more_models)]
         asked.check()
         _in_vain.set(asked.without_effect)
         settings = cls(**asked.values)
@@ -112,6 +116,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
                 f"{asked.swallowed} takes every value up to the next flag: "
                 "give the model first, `surestep serve MODEL ...`"
             )
+        each_model(settings)  # which raises
         return settings
 
     @classmethod

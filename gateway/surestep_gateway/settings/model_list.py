@@ -19,26 +19,48 @@ from .server_settings import HttpSettings, KeySettings, ServerLimitSettings
 
 _NAME = "name"  # of an entry: short for served_model_name
 _OF_ALL = (HttpSettings, ServerLimitSettings, KeySettings, StoreSettings, TraceSettings)
-_OF_NO_ENTRY = {  # what the models of a server have in common
-    *(name for one in _OF_ALL for name in one.model_fields),
-    *("models", "max_loaded_models", "log_dir", "startup_timeout_s", "ui", "disable_fastapi_docs"),
-    "seed",
-}
-OF_ONE_MODEL = ("model", "served_model_name", "revision", "tokenizer", "tokenizer_revision")
+OF_THE_SERVER = frozenset(  # what its models have in common, and no entry of a list has
+    (
+        *(name for one in _OF_ALL for name in one.model_fields),
+        *(
+            "models",
+            "max_loaded_models",
+            "log_dir",
+            "startup_timeout_s",
+            "ui",
+            "disable_fastapi_docs",
+        ),
+        "seed",
+    )
+)
+_OF_ONE_MODEL = ("model", "served_model_name", "revision", "tokenizer", "tokenizer_revision")
 _ADDRESSES = ("scheduler_url", "scheduler_listen", "supervisor_listen", "worker_listen")
 
 S = TypeVar("S", bound="ResidencySettings")
 
 
 def read_entries(value: Any) -> Any:
-    """Read a file, or JSON of a list; a list stays as it is."""
+    """Return the entries of a file, of several, of a list in JSON, or of one. Raise ValueError."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = json.loads(value)
-    elif isinstance(value, str | Path):
-        value = read_keys(Path(value)).get("models")
-    if not (isinstance(value, list | tuple) and all(isinstance(one, dict) for one in value)):
-        raise ValueError("must be a file with a list `models`, each with its keys")
-    return tuple(value)
+    parts = [value] if isinstance(value, str | Path) else value
+    if not isinstance(parts, list | tuple):
+        raise ValueError("must be a file, or a list of models")
+    entries = [
+        entry
+        for part in parts
+        for entry in ([part] if isinstance(part, dict) else _of_file(Path(str(part))))
+    ]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("each model has keys of its own: name, model and so on")
+    return tuple(entries)
+
+
+def _of_file(path: Path) -> list[Any]:
+    found = read_keys(path).get("models")
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"{path} has no list `models`")
+    return found
 
 
 ModelList = Annotated[tuple[dict[str, Any], ...], NoDecode, BeforeValidator(read_entries)]
@@ -80,7 +102,7 @@ def each_model(settings: S) -> tuple[S, ...]:
     if not settings.models:
         return (settings,)
     given = settings.model_fields_set - {"models", "config"}
-    mine = [name for name in (*OF_ONE_MODEL, *_ADDRESSES) if name in given and name != "model"]
+    mine = [name for name in (*_OF_ONE_MODEL, *_ADDRESSES) if name in given and name != "model"]
     if mine:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in mine)
         raise SettingsError(f"{flags}: one model's own; with several it stands in --models")
@@ -109,9 +131,9 @@ def _own(settings: S, common: Mapping[str, Any], number: int, entry: Mapping[str
     cls = type(settings)
     try:
         values = cls.from_file(own)
-        if shared := sorted(_OF_NO_ENTRY & values.keys()):
+        if shared := sorted(OF_THE_SERVER & values.keys()):
             raise SettingsError(f"{at}: {', '.join(shared)}: the same for all, so not in an entry")
-        return cls(**{**common, **values})
+        return cls(**{**common, **values, "models": ()})
     except ValidationError as error:
         lines = (f"{at}: {describe(cls, one)}" for one in error.errors())
         raise SettingsError("\n".join(lines)) from None

@@ -67,8 +67,9 @@ async def test_a_second_signal_kills(bench: Bench) -> None:
 
 async def test_a_service_that_cannot_start_ends_everything(bench: Bench) -> None:
     services = bench.services(gateway="run", scheduler="run")
-    scheduler = services.scheduler._replace(child=bench.child("talker", "fail"))
-    services = services._replace(scheduler=scheduler)
+    (engine,) = services.engines
+    scheduler = engine.scheduler._replace(child=bench.child("talker", "fail"))
+    services = services._replace(engines=(engine._replace(scheduler=scheduler),))
     with pytest.raises(Unavailable, match="talker ended: exit status 1\n  bad settings\nFull log"):
         await bench.launcher(services).run()
     assert bench.lines().count("start talker") == 1
@@ -79,7 +80,7 @@ async def test_a_service_that_dies_is_started_again(bench: Bench) -> None:
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(bench.launcher(services).run())
         await bench.up(services)
-        for child in (services.scheduler.child, services.workers[1].child):
+        for child in (services.schedulers[0].child, services.workers[1].child):
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
         await bench.until(lambda: bench.lines().count("start scheduler") == 2)

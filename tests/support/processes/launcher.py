@@ -14,9 +14,9 @@ from support.fakes import service as stand_in_service
 from support.processes.commands import children
 from support.processes.ports import free_address
 from surestep_cli.serve.child import Child, Command
-from surestep_cli.serve.launcher import Launcher, Service, Services
+from surestep_cli.serve.launcher import EngineServices, Launcher, Service, Services
 from surestep_cli.serve.ports import free_addresses
-from surestep_cli.serve.startup import Startup, Worker
+from surestep_cli.serve.startup import Starting, Startup, Worker
 from surestep_common.notify import Listener
 
 SCRIPT = stand_in_service.__file__
@@ -47,7 +47,7 @@ class Bench:
         self.supervisors = supervisors or [free_address(), free_address()]
         names = {"gateway": gateway, "scheduler": scheduler, "worker0": "run", "worker1": "run"}
         one, two, *workers = (Service(self.child(*name), Listener()) for name in names.items())
-        return Services(one, two, tuple(workers))
+        return Services(one, (EngineServices(two, tuple(workers)),))
 
     def launcher(
         self,
@@ -61,11 +61,15 @@ class Bench:
         logs = [worker.child.command.log_path for worker in services.workers]
         startup = Startup(
             url,
-            "tiny",
-            list(map(Worker, self.supervisors, logs)),
+            [
+                Starting(
+                    "tiny",
+                    list(map(Worker, self.supervisors, logs)),
+                    scheduler=scheduler,
+                    must_write=must_write,
+                )
+            ],
             QUIET,
-            scheduler=scheduler,
-            must_write=must_write,
         )
         return Launcher(
             services, startup, needs_key=False, startup_timeout_s=startup_timeout_s, drain_s=5

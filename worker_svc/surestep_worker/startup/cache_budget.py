@@ -170,7 +170,8 @@ class CacheBudget:
         if field in self._settings.model_fields_set:
             return self._check_fits(field, wanted)
         # The ranks of a group may be on one machine, and some of them not loaded yet.
-        share = int(room.nbytes * _SHARES[field] / self._settings.ranks_here)
+        sharers = self._settings.ranks_here * self._settings.models_here
+        share = int(room.nbytes * _SHARES[field] / sharers)
         if share < wanted:
             logger.warning(
                 "%s is lowered from %.2f to %.2f GiB: %s", field, wanted / GIB, share / GIB, room

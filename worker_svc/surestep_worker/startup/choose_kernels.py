@@ -83,5 +83,6 @@ def _choose_launches(settings: WorkerSettings) -> None:
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:
-    """Return the cores this process may run on, divided by the number of ranks."""
-    return max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
+    """Return the cores this process may run on, divided by the ranks of all models here."""
+    ranks = settings.tensor_parallel_size * settings.models_here
+    return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -165,6 +165,6 @@ def claim_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuMemoryProfi
     if not torch.cuda.is_available():
         raise InvalidRequest("there is no CUDA device here", param="device")
     torch.cuda.set_device(settings.rank % torch.cuda.device_count())
-    sharers = -(-settings.ranks_here // torch.cuda.device_count())
+    sharers = -(-settings.ranks_here // torch.cuda.device_count()) * settings.models_here
     known = pb.ProfileResult.FromString(profile_result).memory
     return GpuMemoryProfiler(CudaMemory(), settings, sharers, known)

@@ -54,6 +54,7 @@ async def _scheduler(model: Gateway, scheduler: SchedulerClient) -> SchedulerVie
         address=scheduler.address,
         serves=model.name,
         residence=model.pool.residence,
+        comes_and_goes=model.pool.comes_and_goes,
         admits=scheduler.admits(now),
         circuit_breaker=scheduler.breaker.state(now).name,
         trouble=scheduler.trouble,

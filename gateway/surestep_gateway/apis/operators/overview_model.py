@@ -135,7 +135,8 @@ class SchedulerView(BaseModel):
 
     address: str
     serves: str  # name of the model
-    residence: str  # of that model: loaded, loading, sleeping, failed
+    residence: str  # of that model: loaded, loading, sleeping, unloaded, failed
+    comes_and_goes: bool  # requests wake that model
     admits: bool  # requests are sent to it
     circuit_breaker: str
     trouble: Line  # why it does not serve; empty while it does

@@ -20,7 +20,7 @@ export function schedulerPanel(scheduler, index) {
     h(
       "header",
       {},
-      h("h2", { id: title }, `Scheduler ${address}`),
+      h("h2", { id: title }, `${scheduler.serves}, scheduler ${address}`),
       h("p", { class: `state ${state.tone}` }, state.text),
       engine && h("p", { class: "note" }, open(engine)),
       h("p", { class: "note" }, modelText(scheduler.model)),

@@ -83,7 +83,7 @@ const unknown = ({ text }, age) => ({ tone: "unknown", text: "unknown", more: `â
 export function rankState({ lost, ...rank }) {
   if (lost !== undefined) return unknown(rankState(rank), lost);
   if (rank.state === "READY") return { tone: "", text: "ready", more: PHASES[rank.phase] ?? "" };
-  if (rank.state === "ASLEEP") return { tone: "busy", text: "asleep", more: "until an operator wakes it" };
+  if (rank.state === "ASLEEP") return { tone: "busy", text: "asleep", more: "until an operator wakes it, or a request if the model comes and goes" };
   if (rank.failure) {
     const hope = rank.failure_is_permanent ? "something must be changed" : "it is tried again";
     return { tone: "bad", text: "cannot start", more: `${rank.failure} (${hope})` };
@@ -117,7 +117,9 @@ export function schedulerState({ lost, ...scheduler }) {
     }
     case "PAUSED":
     case "SLEEPING": {
-      const more = `${sentence(engine.waiting_for)}Kept requests go on when one wakes it.`;
+      const more = scheduler.comes_and_goes
+        ? "The next request wakes it."
+        : `${sentence(engine.waiting_for)}Kept requests go on when one wakes it.`;
       return { tone: "busy", text: engine.state === "PAUSED" ? "paused" : "asleep", more };
     }
     case "DRAINING":
