@@ -87,10 +87,12 @@ def told(each: Sequence[ServeSettings], shares: Shares) -> Iterator[str]:
     cores, most = len(os.sched_getaffinity(0)), shares.most
     line = f"{len(each)} models, {most} awake at once"
     if any(one.device == "cpu" for one in each):
-        cores_each = max(1, cores // most)
-        yield f"{line}: each has {cores_each} of {cores} cores and 1/{most} of what memory is free"
+        part = "all" if most == 1 else f"1/{most}"
+        yield f"{line}, with {max(1, cores // most)} of {cores} cores and {part} of the free memory"
+    elif most > 1:
+        yield f"{line}, with 1/{most} of --gpu-memory-utilization"
     else:
-        yield f"{line}: each has 1/{most} of --gpu-memory-utilization"
+        yield line
     if not shares.weights_stay:
         yield "The weights of all do not fit into memory: what sleeps is loaded from disk again"
 

@@ -45,7 +45,7 @@ class Standing(NamedTuple):
     moving: bool  # it is being loaded or put to sleep
     stays: bool  # it is never put to sleep
     wanted_since: float | None  # requests wait for it
-    idle_since: float | None  # None: it has requests
+    idle_since: float | None  # None: it has requests, or does not serve
     sleeps_after_s: float | None  # of idleness; None = only for others
 
 
@@ -94,16 +94,18 @@ class Resident:
     def standing(self, now: float) -> Standing:
         """Look at it."""
         pool = self.pool
-        wanted = pool.num_waiting > 0 and pool.asleep and now >= pool.retry_at
+        # A call may have arrived at a scheduler that was just told to sleep, and waits there.
+        wanted = pool.busy and pool.asleep and now >= pool.retry_at
         self._wanted_since = (self._wanted_since or now) if wanted else None
-        if pool.busy:
+        idle = pool.serving and not pool.busy
+        if not idle:
             pool.used_at = now
         return Standing(
             awake=not pool.asleep or pool.loading,
             moving=self.moving,
             stays=not pool.comes_and_goes,
             wanted_since=self._wanted_since,
-            idle_since=None if pool.busy else pool.used_at,
+            idle_since=pool.used_at if idle else None,
             sleeps_after_s=self._sleeps_after_s,
         )
 
