@@ -31,7 +31,7 @@ class Stack:
 
     async def until_serving(self, count: int = 1, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many schedulers would be sent requests."""
-        schedulers = self.server.gateway.pool.schedulers
+        schedulers = [scheduler for _, scheduler in self.server.models.schedulers]
         async with asyncio.timeout(timeout_s):
             while sum(scheduler.admits(time.monotonic()) for scheduler in schedulers) != count:
                 await asyncio.sleep(0.005)
@@ -146,18 +146,27 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
     async with contextlib.AsyncExitStack() as cleanup:
 
         async def start(
-            ready: bool = True, replicas: int = 1, delivers: bool = True, **settings: Any
+            ready: bool = True,
+            replicas: int = 1,
+            delivers: bool = True,
+            models: Sequence[dict[str, Any]] = (),
+            **settings: Any,
         ) -> Stack:
+            """Of `models`, if there are any, each has a scheduler."""
             schedulers = [
                 await cleanup.enter_async_context(
                     fake_scheduler.running(deliveries=Deliveries(known=delivers))
                 )
-                for _ in range(replicas)
+                for _ in range(len(models) or replicas)
+            ]
+            urls = [f"127.0.0.1:{scheduler.port}" for scheduler in schedulers]
+            entries = [
+                {"model": model, "scheduler_url": url} | entry
+                for entry, url in zip(models, urls, strict=False)
             ]
             given = {
-                "model": model,
+                **({"models": entries} if entries else {"model": model, "scheduler_url": urls}),
                 "port": 0,
-                "scheduler_url": [f"127.0.0.1:{scheduler.port}" for scheduler in schedulers],
                 "admission_timeout_s": PATIENCE_S,
                 "drain_timeout_s": 0.2,
             }
@@ -168,7 +177,7 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
             stack = Stack(server, schedulers)
             await cleanup.enter_async_context(stack.client)
             if ready:
-                await stack.until_serving(replicas)
+                await stack.until_serving(len(schedulers))
             return stack
 
         yield start

@@ -93,7 +93,7 @@ def tail(logs: Path) -> str:
 
 @contextlib.contextmanager
 def serve(
-    model: Path,
+    model: Path | None,
     logs: Path,
     *flags: str,
     variables: Mapping[str, str] | None = None,
@@ -103,7 +103,7 @@ def serve(
 ) -> Iterator[Stack]:
     """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit.
 
-    `variables` join the environment; a PYTHONPATH among them comes before ours. `within` is a
+    Without a model the flags name some. `variables` join the environment; a PYTHONPATH among them comes before ours. `within` is a
     command that becomes the one behind it. `console` is where the launcher's output goes, if not
     to the logs. `uds` is a socket to listen on, in place of a port.
     """
