@@ -20,6 +20,7 @@ from surestep_cli.api.http import call, one_key
 from surestep_cli.settings.serve_settings import ServeSettings
 
 from .ports import free_addresses
+from .startup import READY_PATH
 from .wiring import public_url
 
 _LOOK_S = 0.05
@@ -82,7 +83,7 @@ async def serving(
 def is_ready(server: Server) -> bool:
     """Return whether the server accepts requests."""
     with contextlib.suppress(OSError):
-        path = f"{server.url}/health/ready"
+        path = f"{server.url}{READY_PATH}"
         return call(path, certificate=server.settings.ssl_certfile).status == 200
     return False
 

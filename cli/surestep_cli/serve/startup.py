@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import grpc
 from rich.console import Console
@@ -28,6 +27,7 @@ from surestep_proto.supervisor_pb2_grpc import SupervisorStub
 from surestep_cli.api.http import call, unix_socket
 from surestep_cli.terminal.output import unbreakable
 
+READY_PATH = "/health/ready?model=*"  # all models are
 _POLL_S = 0.1
 _STATUS_TIMEOUT_S = 1.0
 _COMMAND = "surestep"
@@ -157,12 +157,8 @@ class Startup:
 
     def _ready(self) -> bool:
         """Return whether requests for every model would be served, be it after they wake it."""
-        return all(self._is_ready(model.name) for model in self._models)
-
-    def _is_ready(self, name: str) -> bool:
-        url = f"{self._url}/health/ready?model={quote(name, safe='')}"
         try:
-            ready = call(url, certificate=self._certificate)
+            ready = call(f"{self._url}{READY_PATH}", certificate=self._certificate)
         except OSError:
             return False
         with contextlib.suppress(KeyError, TypeError):

@@ -98,9 +98,9 @@ async def test_what_is_served_and_what_is_away(two: Stack) -> None:
     await two.until_serving(1)
     ready = [
         (await two.client.get("/health/ready", params={"model": name})).status_code
-        for name in ("plain", "deep", "none")
+        for name in ("plain", "deep", "none", "*")
     ]
-    assert ready == [200, 503, 404]
+    assert ready == [200, 503, 404, 503]
     assert (await two.client.get("/health/ready")).status_code == 200
     listed = (await two.client.get("/v1/models")).json()["data"]
     assert [one["status"]["value"] for one in listed] == ["loaded", "loading", "loading"]

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.releases import package_version
 
-from surestep_gateway.apis.route import DescribedRoute, Description
+from surestep_gateway.apis.route import DescribedRoute, Description, Parameter
 from surestep_gateway.context import Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
@@ -36,6 +36,7 @@ T = TypeVar("T")
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
 _STATUS_PAGE = frozenset({PAGE, PAGE_FILES, "/overview"})
 
+_EVERY = "*"  # model
 _MINUTE = {"answers", "client_gone", "failed", "failed_in_streams", "refused"}
 
 _HOME = Description(
@@ -44,7 +45,12 @@ _HOME = Description(
 _DOCS = Description(summary="This document, for people.", media_type="text/html", errors=(401,))
 _PAGE = Description(summary="The status page.", media_type="text/html")
 _HEALTH = Description(summary="The process answers.", media_type="")
-_READY = Description(summary="Requests sent now would be served.", media_type="", errors=(503,))
+_READY = Description(
+    summary="Requests sent now would be served.",
+    parameters=(Parameter("model", {"type": "string"}),),
+    media_type="",
+    errors=(404, 503),
+)
 _VERSION = Description(summary="Version of the gateway.")
 _METRICS = Description(summary="Prometheus metrics.", media_type="text/plain", errors=(401,))
 _LOAD = Description(summary="Requests that are open.", errors=(401,))
@@ -92,13 +98,14 @@ class OperatorRoutes:
         return Response()
 
     async def ready(self, request: Request) -> Response:
-        """Readiness: a request sent now would be served, by `?model=NAME` or by any."""
+        """Readiness: a request sent now would be served, by any model, `?model=NAME` or all (*)."""
         if self._gateway.admission.leaving:
             raise Unavailable("the server is shutting down")
         name = request.query_params.get("model")
-        asked = self._models.all if name is None else [self._models.named(name)]
-        reasons = [one.pool.why_not(one.settings.first_token_timeout_s) for one in asked]
-        if all(reasons):
+        asked = self._models.all if name in (None, _EVERY) else [self._models.named(name)]
+        each = [one.pool.why_not(one.settings.first_token_timeout_s) for one in asked]
+        reasons = [reason for reason in each if reason]
+        if len(reasons) == len(each) or (reasons and name == _EVERY):
             raise Unavailable(reasons[0])
         return Response()
 
