@@ -25,7 +25,7 @@ _SHOWN_NAMES = 8  # in an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """One model, as its requests see it."""
+    """A model, as its requests see it."""
 
     settings: GatewaySettings
     tokenizer: Tokenizer

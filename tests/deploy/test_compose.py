@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support.faults.private_mounts import needs_mounts
 from support.processes.stack import environment
+from surestep_gateway.settings.config import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = shutil.which("docker-compose")
@@ -213,7 +214,7 @@ def test_compiled_kernels_are_kept_where_they_can_be_loaded(tmp_path: Path) -> N
 
 @needs_compose
 def test_models_may_lie_in_a_folder_of_the_machine() -> None:
-    services = config(SURESTEP_MODELS="/srv/models")["services"]
+    services = config(SURESTEP_MODELS_FOLDER="/srv/models")["services"]
     for name in ("model", "worker", "gateway"):
         assert any(str(v).startswith("/srv/models:/models") for v in services[name]["volumes"])
 
@@ -252,3 +253,23 @@ def test_grafana_is_told_where_everything_is() -> None:
     assert "prometheus" in compose["services"]
     mounts = [str(volume).split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
     assert boards["providers"][0]["options"]["path"] in mounts
+
+
+@needs_compose
+def test_a_second_model_has_services_of_its_own() -> None:
+    """And the gateway, which is told of both, takes that for settings."""
+    second = ("-f", str(ROOT / "deploy" / "two-models.yml"))
+    services = config(*second, SURESTEP_SECOND_MODEL="owner/second", SURESTEP_MODEL="owner/first")
+    environ = services["services"]["gateway"]["environment"]
+    given = {
+        name.removeprefix("SURESTEP_").lower(): value
+        for name, value in environ.items()
+        if value is not None and name.startswith("SURESTEP_")
+    }
+    first, other = GatewaySettings(**given | {"grpc_secret_file": None}).each
+    assert (first.model_names, other.model_names) == (("owner/first",), ("owner/second",))
+    for one, name in ((first, "scheduler"), (other, "second-scheduler")):
+        assert one.scheduler_url == (f"{name}:50051",)
+        addresses = services["services"][name]["environment"]["SURESTEP_WORKER_ADDRESSES"]
+        assert addresses == f'["{name.replace("scheduler", "worker")}:50061"]'
+        assert f"{name.replace('scheduler', 'worker')}" in services["services"]

@@ -277,9 +277,7 @@ class WorkerSettings(ModelSettings):
         ge=0,
         description="compute threads of a rank; 0 = its share of the cores, fewer for small steps",
     )
-    load_on_demand: bool = Field(
-        default=False, description="load the model with the first request that names it"
-    )
+    load_on_demand: bool = Field(default=False, description="load the model at its first request")
     rank: int = Field(default=0, ge=0, description="index of this rank")
     local_ranks: int | None = Field(
         default=None,
@@ -290,8 +288,7 @@ class WorkerSettings(ModelSettings):
     models_here: int = Field(
         default=1,
         ge=1,
-        description="models that share the machine: cores, free memory and GPUs; default: those "
-        "awake at once",
+        description="models that share cores, free memory and GPUs",
     )
     worker_listen: str = Field(
         default="127.0.0.1:50061",

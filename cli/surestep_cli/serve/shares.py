@@ -1,4 +1,4 @@
-"""How the models of one machine share it: how many are awake at once, and what each may take."""
+"""The shares of models in one machine: how many are awake at once, and what each may take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUFFIXES = (".safetensors", ".gguf")
 
 
 class Demand(NamedTuple):
-    """What a model takes of the machine's memory, in bytes and about."""
+    """Memory that a model takes, in bytes and about."""
 
     name: str
     weights: int
@@ -32,7 +32,7 @@ class Demand(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How many models are awake at once, and whether the weights of all stay in memory."""
+    """Number of models awake at once, and whether the weights of all stay in memory."""
 
     most: int
     weights_stay: bool

@@ -179,7 +179,7 @@ class Startup:
                 param="runner",
             )
         if info.drafter_fault:
-            self.say(f"Warning: nothing is drafted{self._of(model)}: {info.drafter_fault}")
+            self.say(f"Warning: nothing is drafted: {info.drafter_fault}{self._of(model)}")
         if info.max_draft_tokens:
             drafts = f"{info.drafter}, up to {info.max_draft_tokens} tokens a step"
             if info.drafts_because:

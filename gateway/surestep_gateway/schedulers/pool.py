@@ -5,12 +5,6 @@ has seen its prefix, unless that one is overloaded. Rendezvous hashing (Thaler a
 "Using name-based mappings to increase hit rates", 1998): every scheduler has a rank for every
 prefix, and one that goes away moves only its own. The sequences of one request are admitted as a
 whole.
-
-A request that crashes its scheduler would crash it again wherever it is submitted. So one that was
-open at several losses in a row without a token is resumed last, when all others have a token again,
-and alone: one such request at a time. A loss during its isolation counts against it only if no
-other request without a token was open there. A request that keeps losing schedulers alone is given
-up, by name; one that was merely present gets a token, and its count starts again at zero.
 """
 
 from __future__ import annotations
@@ -25,9 +19,10 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from surestep_common.errors import ModelChanged, ModelFault, ModelNotLoaded, Unavailable
+from surestep_common.errors import ModelChanged, ModelNotLoaded, Unavailable
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
+from surestep_gateway.schedulers.losses import IsolationQueue
 from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 logger = logging.getLogger(__name__)
@@ -35,8 +30,6 @@ logger = logging.getLogger(__name__)
 _PREFIX_TOKENS = 256  # system prompts differ by then
 _SLACK = 4  # requests, and
 _FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
-_IN_COMPANY = 2  # losses in a row without a token, before a request is tried alone
-_ALONE = 2  # losses alone that are no coincidence
 
 
 class SchedulerPool:
@@ -52,7 +45,7 @@ class SchedulerPool:
         """
         self.name = name
         self.comes_and_goes = comes_and_goes
-        self.on_want: Callable[[], None] = _nobody
+        self.on_want: Callable[[], None] = lambda: None
         self.num_waiting = 0  # requests
         self.used_at = time.monotonic()  # when it was last seen with a request
         self.loading = False
@@ -97,7 +90,7 @@ class SchedulerPool:
 
     @property
     def residence(self) -> str:
-        """Where the model is, in llama.cpp's words."""
+        """Place of the model, in llama.cpp's words."""
         if self._fault is not None and time.monotonic() < self.retry_at:
             return "failed"
         if self.asleep and not self.loading:
@@ -264,10 +257,6 @@ class SchedulerPool:
         self._changed = asyncio.Event()
 
 
-def _nobody() -> None:
-    """Tell nobody."""
-
-
 class RoutingCandidate(NamedTuple):
     """A scheduler that would accept the request."""
 
@@ -334,104 +323,3 @@ class Siblings:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(retry_after_s):
                     await self._room.acquire()
-
-
-class IsolationQueue:
-    """Orders resumptions: requests lost for the first time first, suspects alone. One per
-    gateway.
-    """
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._others = 0  # that go on after a loss and have no token yet
-        self._no_others = asyncio.Event()
-        self._no_others.set()
-
-    def goes_on(self) -> None:
-        """Count a request that resumes after a loss."""
-        self._others += 1
-        self._no_others.clear()
-
-    def went_on(self) -> None:
-        """Uncount a request that has a token again, has ended, or waits for isolation."""
-        self._others -= 1
-        if not self._others:
-            self._no_others.set()
-
-    async def begin(self) -> None:
-        """Wait for the isolated turn, behind all other resumptions; `end` releases it."""
-        await self._turn.acquire()
-        try:
-            await self._no_others.wait()
-        except BaseException:
-            self._turn.release()
-            raise
-
-    def end(self) -> None:
-        """Release the isolated turn."""
-        self._turn.release()
-
-
-class LossHistory:
-    """The losses of schedulers at which one request was open."""
-
-    def __init__(self, isolation: IsolationQueue, name: str, max_losses: int) -> None:
-        """Allow `max_losses` that count, in a row without a token."""
-        self._isolation = isolation
-        self._name = name
-        self._max_losses = max_losses
-        self._losses = 0  # in a row, without a token, that count
-        self._alone = 0  # of them, those alone
-        self._goes_on = False  # as the queue counts it
-        self._isolated = False
-
-    async def turn(self) -> None:
-        """Return when the request may be submitted."""
-        if self._losses < _IN_COMPANY:
-            return
-        self._no_longer_goes_on()
-        if not self._isolated:
-            await self._isolation.begin()
-            self._isolated = True
-            logger.warning("%s is tried alone after %d losses", self._name, self._losses)
-
-    def lost(self, error: Unavailable, *, alone: bool) -> None:
-        """Record the loss of the scheduler. Raise `error` after too many, ModelFault for the cause.
-
-        `alone`: it was the only request there that had no token yet.
-        """
-        if not self._isolated:
-            self._losses += 1
-        elif alone:
-            self._losses += 1
-            self._alone += 1
-        self._end_isolation()  # others that were there come first again
-        if self._alone and (self._alone >= _ALONE or self._losses > self._max_losses):
-            what = f"this request was open at {self._losses} losses of its scheduler"
-            logger.error("%s is given up: %s, at last alone", self._name, what)
-            raise ModelFault(f"{what}, at last alone") from error
-        if self._losses > self._max_losses:
-            raise error
-        if not self._goes_on and self._losses < _IN_COMPANY:
-            self._goes_on = True
-            self._isolation.goes_on()
-
-    def token(self) -> None:
-        """Record a token, which clears the request."""
-        self._losses = self._alone = 0
-        self.close()
-
-    def close(self) -> None:
-        """Stop making other requests wait."""
-        self._no_longer_goes_on()
-        self._end_isolation()
-
-    def _no_longer_goes_on(self) -> None:
-        if self._goes_on:
-            self._goes_on = False
-            self._isolation.went_on()
-
-    def _end_isolation(self) -> None:
-        if self._isolated:
-            self._isolated = False
-            self._isolation.end()

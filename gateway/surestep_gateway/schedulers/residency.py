@@ -1,4 +1,4 @@
-"""Which models are awake: those that requests wait for, as far as there is room.
+"""The choice of models that are awake: those that requests wait for, as far as there is room.
 
 A model that comes and goes is put to sleep by its schedulers when it was idle for long, or idle
 longest of all while another one is wanted. That waits for open requests wherever they came from, so
@@ -114,11 +114,14 @@ class Resident:
         pool, began = self.pool, time.monotonic()
         pool.begin_loading()
         try:
-            await asyncio.gather(*(_wake(one) for one in pool.schedulers if one.asleep))
+            async with asyncio.TaskGroup() as tasks:
+                for scheduler in pool.schedulers:
+                    if scheduler.asleep:
+                        tasks.create_task(_wake(scheduler))
             for scheduler in pool.schedulers:
                 await pool.until_admits(scheduler, _SERVE_S)
-        except SurestepError as error:
-            await self._give_up(error)
+        except* SurestepError as errors:
+            await self._give_up(_first(errors))
         else:
             self._failures = 0
             logger.info("%s is awake after %.1f s", pool.name, time.monotonic() - began)
@@ -197,16 +200,19 @@ class Residency:
             self._news.set()
 
 
+def _first(errors: BaseExceptionGroup[SurestepError]) -> SurestepError:
+    """Return the first error of groups within groups."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 async def _wake(scheduler: SchedulerClient) -> None:
     """Wake the workers of a scheduler. Raise Unavailable when they cannot start."""
-    resuming = asyncio.create_task(scheduler.resume((), _LOAD_S))
     before = await _failures(scheduler)
-    try:
+    async with asyncio.TaskGroup() as tasks:
+        resuming = tasks.create_task(scheduler.resume((), _LOAD_S))
         while not (await asyncio.wait([resuming], timeout=_LOOK_S))[0]:
             await _check_start(scheduler, before)
-        await resuming
-    finally:
-        resuming.cancel()
     scheduler.recheck()  # its earlier health does not count
     await scheduler.look()
 

@@ -19,19 +19,11 @@ from .server_settings import HttpSettings, KeySettings, ServerLimitSettings
 
 _NAME = "name"  # of an entry: short for served_model_name
 _OF_ALL = (HttpSettings, ServerLimitSettings, KeySettings, StoreSettings, TraceSettings)
-OF_THE_SERVER = frozenset(  # what its models have in common, and no entry of a list has
-    (
-        *(name for one in _OF_ALL for name in one.model_fields),
-        *(
-            "models",
-            "max_loaded_models",
-            "log_dir",
-            "startup_timeout_s",
-            "ui",
-            "disable_fastapi_docs",
-        ),
-        "seed",
-    )
+_OF_THE_LAUNCHER = "log_dir", "startup_timeout_s"
+_OF_ALL_MODELS = "models", "max_loaded_models", "ui", "disable_fastapi_docs", "seed"
+# What models of a server have in common, and no entry of a list has.
+OF_THE_SERVER = frozenset(name for one in _OF_ALL for name in one.model_fields).union(
+    _OF_THE_LAUNCHER, _OF_ALL_MODELS
 )
 _OF_ONE_MODEL = ("model", "served_model_name", "revision", "tokenizer", "tokenizer_revision")
 _ADDRESSES = ("scheduler_url", "scheduler_listen", "supervisor_listen", "worker_listen")
@@ -71,21 +63,18 @@ class ResidencySettings(PeerSettings):
 
     models: ModelList = Field(
         (),
-        description="YAML or TOML file with a list `models`, whose keys are name, model and flags "
-        "of each alone",
+        description="YAML or TOML file: a list `models`, each with name, model and flags",
     )
-    load_on_demand: bool = Field(
-        False, description="load the model with the first request that names it"
-    )
+    load_on_demand: bool = Field(False, description="load the model at its first request")
     unload_idle_s: PositiveFloat | None = Field(
-        None, description="seconds without a request after which the model sleeps; none = never"
+        None, description="idle seconds after which the model sleeps; none = never"
     )
     unload_level: int = Field(
-        1, ge=1, le=2, description="of that sleep: 1 = weights stay in memory, 2 = nothing stays"
+        1, ge=1, le=2, description="of that sleep: 1 = weights stay in memory, 2 = nothing"
     )
     max_loaded_models: PositiveInt | None = Field(
         None,
-        description="models awake at once; the one idle longest makes room; none = as many as fit",
+        description="models awake at once; none = as many as fit",
     )
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from support.fakes.scheduler import emulated, emulating, start, tokens
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelFault
-from surestep_gateway.schedulers.pool import IsolationQueue, LossHistory
+from surestep_gateway.schedulers.losses import IsolationQueue, LossHistory
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY: dict[str, Any] = {"max_tokens": 6, "seed": 3, "return_token_ids": True}
