@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import SecretStr
@@ -59,11 +59,16 @@ def rows(status: dict[str, Any]) -> Iterator[ProcessRow]:
     """Yield the gateway, then each scheduler with its ranks behind their supervisors."""
     gateway, schedulers = status["gateway"], status["schedulers"]
     yield ProcessRow("gateway", str(gateway["pid"]), gateway["address"], gateway["state"])
-    several = len({scheduler["model"] for scheduler in schedulers}) > 1
+    names = _models(schedulers)
     for number, scheduler in enumerate(schedulers):
         which = f" {number}" if len(schedulers) > 1 else ""
-        which += f": {scheduler['model']}" if several else ""
-        yield from _scheduler_rows(scheduler, which)
+        yield from _scheduler_rows(scheduler, which + (f": {names[number]}" if names else ""))
+
+
+def _models(schedulers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the model of each scheduler where there are several, as older gateways do not tell."""
+    names = [scheduler.get("model", "") for scheduler in schedulers]
+    return names if len(set(names)) > 1 else []
 
 
 def _scheduler_rows(scheduler: dict[str, Any], number: str) -> Iterator[ProcessRow]:
@@ -123,9 +128,11 @@ def _rank(number: int, supervisor: dict[str, Any], rank: dict[str, Any] | None) 
 def remarks(status: dict[str, Any]) -> Iterator[str]:
     """Yield lines below the table: failed answers, the requests, and recent faults."""
     yield from _failures(status["answers"])
-    for scheduler in status["schedulers"]:
+    schedulers = status["schedulers"]
+    names = _models(schedulers) or [""] * len(schedulers)
+    for scheduler, name in zip(schedulers, names, strict=True):
         if scheduler["status"] is not None:
-            at = f"{scheduler['url']} ({scheduler['model']})"
+            at = f"{scheduler['url']} ({name})" if name else scheduler["url"]
             yield from _remarks(at, scheduler["status"])
 
 

@@ -84,6 +84,15 @@ def test_ranks_without_supervisors() -> None:
     assert table[-1].pid == "4"
 
 
+def test_schedulers_of_several_models_say_whose_they_are() -> None:
+    status = document(scheduler(), None)
+    for one, name in zip(status["schedulers"], ("small", "large"), strict=True):
+        one["model"] = name
+    names = [row.name for row in rows(status) if row.name.startswith("scheduler")]
+    assert names == ["scheduler 0: small", "scheduler 1: large"]
+    assert next(iter(remarks(status))) == "s:0 (small): 0 open requests"
+
+
 def test_what_went_wrong_in_plain_words() -> None:
     hang = Incident(
         cause="worker_hang",

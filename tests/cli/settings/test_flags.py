@@ -91,7 +91,6 @@ def test_forms(arguments: list[str], values: dict[str, Any]) -> None:
         (["-sc", "[1]"], "--speculative-config: takes a JSON object, got '[1]'"),
         (["--speculative-config", "{"], "--speculative-config: takes a JSON object"),
         (["--kv-cache-memory-bytes", "1.5"], "--kv-cache-memory-bytes: "),
-        (["a", "b"], "one model at a time: a or b"),
     ],
 )
 def test_what_cannot_be_had_is_told(arguments: list[str], told: str) -> None:
