@@ -19,8 +19,16 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- $ranks := int (default 1 $model.tensorParallelSize) }}
 {{- $pods := int (default 1 $model.podsPerReplica) }}
 {{- $scaled := ne $workers.autoscaling.kind "none" }}
-{{- $several := gt (len $root.Values.models) 1 }}
+{{- /* Where one Service is for all, models behind the first are guests of its gateways. */}}
+{{- $together := and $root.Values.gateway.shared (gt (len $root.Values.models) 1) }}
+{{- $several := and (gt (len $root.Values.models) 1) (not $together) }}
+{{- $host := first $root.Values.models }}
+{{- $hostName := default (include "surestep.modelName" $host.source) $host.name }}
+{{- $hostBase := printf "%s-%s" (include "surestep.fullname" $root) $hostName | trunc 43 | trimSuffix "-" }}
 {{- $_ := set $model "base" $base }}
+{{- $_ := set $model "together" $together }}
+{{- $_ := set $model "gatewayBase" (ternary $hostBase $base $together) }}
+{{- $_ := set $model "guest" (and $together (ne $base $hostBase)) }}
 {{- $_ := set $model "source" $source }}
 {{- $_ := set $model "replicas" $replicas }}
 {{- $_ := set $model "scaled" $scaled }}
@@ -73,9 +81,17 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- /* What one service reads of the settings, over what the chart would have it. Arguments: root, m, service. */}}
 {{- define "surestep.settings" -}}
 {{- $m := .m }}
-{{- $known := get (.root.Files.Get "files/settings.json" | fromJson) .service }}
+{{- $lists := .root.Files.Get "files/settings.json" | fromJson }}
+{{- $known := get $lists .service }}
 {{- $all := dict }}
-{{- if eq .service "gateway" }}
+{{- $entry := eq .service "entry" }}
+{{- if $entry }}
+{{- $known = list }}
+{{- range $lists.gateway }}{{ if not (has . $lists.server) }}{{ $known = append $known . }}{{ end }}{{ end }}
+{{- end }}
+{{- $gateway := and (eq .service "gateway") (not $m.together) }}
+{{- if and (eq .service "gateway") $m.together }}{{ $known = $lists.server }}{{ end }}
+{{- if or $entry $gateway }}
 {{- range $name := list "admission_timeout_s" "first_token_timeout_s" "inter_token_timeout_s" "resume_timeout_s" }}
 {{- $_ := set $all $name $m.gateway.patienceSeconds }}
 {{- end }}
@@ -84,6 +100,32 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- if has $name $known }}{{ $_ := set $all $name $value }}{{ end }}
 {{- end }}
 {{- toYaml $all }}
+{{- end }}
+
+{{- /* The models of a shared gateway, as JSON. Arguments: root. */}}
+{{- define "surestep.entries" -}}
+{{- $all := list }}
+{{- range $model := .Values.models }}
+{{- $m := include "surestep.model" (dict "root" $ "model" $model) | fromYaml }}
+{{- $own := include "surestep.settings" (dict "root" $ "m" $m "service" "entry") | fromYaml }}
+{{- $wired := dict "name" $m.clientName "model" $m.folder "scheduler_url" (include "surestep.schedulers" $m) }}
+{{- $all = append $all (merge $wired $own) }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+
+{{- /* host:port of each scheduler of a model. */}}
+{{- define "surestep.schedulers" -}}
+{{- $urls := list }}
+{{- range $i := until (int .maxReplicas) }}
+{{- $urls = append $urls (printf "%s-scheduler-%d:50051" $.base $i) }}
+{{- end }}
+{{- join "," $urls }}
+{{- end }}
+
+{{- /* The volume that a gateway has the text side of a model from. */}}
+{{- define "surestep.gatewayVolume" -}}
+{{- if .gatewaysOwn }}own{{ else if eq .modelCache.kind "hostPath" }}{{ .modelCache.hostPath }}{{ else }}{{ default (printf "%s-models" .base) .modelCache.existingClaim }}{{ end }}
 {{- end }}
 
 {{- /* What values mean only together. Arguments: root. */}}
@@ -95,6 +137,16 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- if and (eq $m.modelCache.gateways "own") (not $m.fetched) }}{{ fail (printf "%s modelCache.gateways own fetches the model, and source or modelCache.fetch says that nothing is fetched" $at) }}{{ end }}
 {{- if has $m.base $names }}{{ fail (printf "%s two models with this name (or whose names begin alike for 36 characters)" $at) }}{{ end }}
 {{- $names = append $names $m.base }}
+{{- if $m.together }}
+{{- if $m.sleeps }}{{ fail (printf "%s gateway.shared sees no requests of one model alone: settings.load_on_demand and unload_idle_s in place of workers.autoscaling.minReplicas 0" $at) }}{{ end }}
+{{- $first := include "surestep.model" (dict "root" $ "model" (first $.Values.models)) | fromYaml }}
+{{- if ne (include "surestep.gatewayVolume" $first) (include "surestep.gatewayVolume" $m) }}{{ fail (printf "%s gateway.shared needs one volume for all models: modelCache.gateways own, or one existingClaim or hostPath" $at) }}{{ end }}
+{{- if $m.guest }}
+{{- range $name := ($.Files.Get "files/settings.json" | fromJson).server }}
+{{- if hasKey $m.settings $name }}{{ fail (printf "%s settings.%s is the same for all models of a shared gateway: it stands with the first one" $at $name) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if ne (mod (int $m.ranks) (int $m.pods)) 0 }}{{ fail (printf "%s tensorParallelSize %d cannot be spread evenly over podsPerReplica %d" $at (int $m.ranks) (int $m.pods)) }}{{ end }}
 {{- if regexMatch "^[0-9]" $m.base }}{{ fail (printf "the release is called %s, and names of Services begin with a letter: set fullnameOverride" $.Release.Name) }}{{ end }}
 {{- if and $m.scaled (gt (int $m.workers.autoscaling.minReplicas) (int $m.workers.autoscaling.maxReplicas)) }}{{ fail (printf "%s workers.autoscaling.minReplicas is above maxReplicas" $at) }}{{ end }}

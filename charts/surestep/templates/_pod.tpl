@@ -163,10 +163,10 @@ failureThreshold: 6
 
 {{- /*
 Fetches what is missing and lets the link of this model point to it; makes a folder first if there is one to
-make. Arguments: root, m, image, textOnly, env; makes.
+make. Arguments: root, m, image, textOnly, env; makes, name.
 */}}
 {{- define "surestep.fetch" -}}
-- name: fetch-model
+- name: {{ default "fetch-model" .name }}
   {{- include "surestep.container" . | nindent 2 }}
   {{- if .makes }}
   command: [sh, -c, 'mkdir -p {{ .makes }} && exec "$@"', sh, surestep, fetch, --link, {{ .m.folder | quote }}]
