@@ -116,6 +116,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
                 f"{asked.swallowed} takes every value up to the next flag: "
                 "give the model first, `surestep serve MODEL ...`"
             )
+        if settings.models and "model" in asked.values:
+            raise SettingsError(f"{asked.values['model']}: it stands in --models, or there is none")
         each_model(settings)  # which raises
         return settings
 

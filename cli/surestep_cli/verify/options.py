@@ -127,7 +127,7 @@ class VerifyArguments(NamedTuple):
         """Parse the command line. Wrong settings end the process with status 2."""
         own, rest = split(arguments)
         options = load(VerifyOptions, own)
-        serve = or_exit(VerifyOptions, lambda: ServeSettings.of_flags(rest))
+        serve = or_exit(VerifyOptions, lambda: _one_model(ServeSettings.of_flags(rest)))
         if options.url is not None:
             or_exit(VerifyOptions, lambda: _refuse_settings(rest))
         if options.url is None and _adds_drafts(serve):
@@ -157,6 +157,13 @@ class VerifyArguments(NamedTuple):
     def adds_drafts(self) -> bool:
         """Return whether drafts are added because speculation is turned off."""
         return self.options.url is None and _adds_drafts(self.serve)
+
+
+def _one_model(serve: ServeSettings) -> ServeSettings:
+    """Return the settings. Raise SettingsError where they are those of several models."""
+    if serve.models:
+        raise SettingsError("one model at a time is verified; or --url URL NAME of a server")
+    return serve
 
 
 def _adds_drafts(serve: ServeSettings) -> bool:

@@ -96,7 +96,15 @@ def each_model(settings: S) -> tuple[S, ...]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in mine)
         raise SettingsError(f"{flags}: one model's own; with several it stands in --models")
     common = {name: getattr(settings, name) for name in given - {"model"}}
-    return tuple(_own(settings, common, n, entry) for n, entry in enumerate(settings.models, 1))
+    each, problems = [], []
+    for number, entry in enumerate(settings.models, 1):
+        try:
+            each.append(_own(settings, common, number, entry))
+        except SettingsError as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return tuple(each)
 
 
 def first_model(entries: Sequence[Mapping[str, Any]]) -> Any:
