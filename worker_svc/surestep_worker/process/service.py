@@ -22,6 +22,7 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.step.heartbeat import Heartbeat
 from surestep_worker.step.result import Pending
 
@@ -61,6 +62,10 @@ class StepRunner(Protocol):
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[Any]:
         """Compile a grammar ahead of the request that brings it, unless that is cancelled. May be
         called from any thread."""
+
+    @property
+    def adapters(self) -> AdapterPool:
+        """The pool of adapters, for any thread. Raises InvalidRequest without one."""
 
     def check_peers(self) -> None:
         """Raise Unavailable if a rank of the group is gone."""
@@ -106,6 +111,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._step_ended = 0  # by perf_counter_ns
         self._last_active = 0  # when the rank became ready or finished a step
         self._streams = 0
+        self._loading = asyncio.Lock()  # of adapters
         self._in_flight: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
@@ -128,6 +134,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             uncaptured_steps=missed,
         )
         info.MergeFrom(self._facts)
+        if info.max_loras:
+            info.adapters.extend(runner.adapters.held())
         if self._epoch:
             info.ClearField("kept")  # plans have written since
         if self._last_step_at is not None:
@@ -145,6 +153,24 @@ class WorkerService(pb_grpc.WorkerServicer):
         check_grammar(request.grammar)
         await asyncio.wrap_future(self._loaded().compile(request.grammar))
         return pb.CompileResponse()
+
+    async def LoadAdapter(
+        self, request: pb.Adapter, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Adapter:
+        """Load an adapter beside the steps. Raises InvalidRequest for one that does not fit."""
+        refuse_unknown(request)
+        pool = self._loaded().adapters
+        async with self._loading:
+            return await asyncio.to_thread(pool.load, request)
+
+    async def UnloadAdapter(
+        self, request: pb.Adapter, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.UnloadAdapterResponse:
+        """Forget an adapter."""
+        pool = self._loaded().adapters
+        async with self._loading:
+            pool.unload(request.place)
+        return pb.UnloadAdapterResponse()
 
     async def Run(
         self,

@@ -15,6 +15,8 @@ from surestep_kernels import KernelSet
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
+from surestep_worker.adapters.kernels import AdaptedKernels, plain_kernels
+from surestep_worker.adapters.pool import AdapterPool, Sizes
 from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.held_caches import IDENTITY_BYTES
@@ -88,12 +90,15 @@ def build_runner(
     if kernels.step.synchronous and known is None and not settings.allow_batch_variance:
         model.rehearse()
     head = WeightStore(weights.draft_head) if weights is not None else None
-    fault = attach_draft_head(settings, speculation, model, tp, kernels, known, head)
+    plain = plain_kernels(kernels)
+    fault = attach_draft_head(settings, speculation, model, tp, plain, known, head)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     memory = _cache_memory(settings, weights, known)
+    adapters = adapter_pool(settings, model, kernels, weights)
 
     def build(sizes: CacheSizes) -> Built:
-        return assemble(settings, model, tp, kernels, heartbeat, sizes, speculation, memory)
+        parts = model, tp, kernels, heartbeat, sizes, speculation, memory, adapters
+        return assemble(settings, *parts)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
@@ -170,6 +175,19 @@ def _cache_memory(
     if known is None:  # steps are tried in it before it serves
         memory.clear()
     return memory
+
+
+def adapter_pool(
+    settings: WorkerSettings, model: Model, kernels: KernelSet, fds: WeightFds | None
+) -> AdapterPool | None:
+    """Return the pool of adapters, with what an earlier rank had in it; None: there shall be none."""
+    if not isinstance(kernels, AdaptedKernels):
+        return None
+    memory = CacheMemory(fds.adapters) if fds is not None else None
+    sizes, device = Sizes(settings.max_loras, settings.max_lora_rank), torch.device(settings.device)
+    pool = AdapterPool(kernels.rows, sizes, model.vocabulary.dtype, device, memory)
+    logger.info("%d adapters take up to %d KiB each", sizes.places, pool.place_bytes >> 10)
+    return pool
 
 
 def _find_kept(built: Built) -> None:
@@ -266,6 +284,7 @@ def assemble(
     sizes: CacheSizes | None = None,
     speculation: Speculation | None = None,
     memory: CacheMemory | None = None,
+    adapters: AdapterPool | None = None,
 ) -> Built:
     """Build a runner around a loaded model, with caches of these sizes, or as large as memory
     allows, that drafts like this, or as the settings ask for."""
@@ -315,6 +334,7 @@ def assemble(
         max_step_tokens=settings.max_step_tokens,
         compilations=kernels.compilations,
         threads=step_threads(settings, kernels),
+        adapters=adapters,
     )
     return Built(Runner(context), _facts(settings, speculation, context, kernels))
 
@@ -353,6 +373,8 @@ def _facts(
         headless=not model.has_head,
         prompt_chunk=context.slots.prompt_chunk,
         kv_windows=kv.layout.windows,
+        max_loras=settings.max_loras if context.adapters is not None else 0,
+        max_lora_rank=settings.max_lora_rank if context.adapters is not None else 0,
         linear_backend=kernels.linear_backend,
         programmatic_dependent_launch=settings.device == "cuda"
         and settings.programmatic_dependent_launch,
