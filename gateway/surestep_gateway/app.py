@@ -24,6 +24,7 @@ from .apis.embeddings.score_inputs import judging_ids
 from .apis.invocations.routes import InvocationRoutes
 from .apis.messages.routes import MessagesRoutes
 from .apis.openai.routes import OpenAIRoutes
+from .apis.operators.adapters import AdapterRoutes
 from .apis.operators.admin import AdminRoutes
 from .apis.operators.engine_control import EngineControlRoutes
 from .apis.operators.routes import OperatorRoutes
@@ -94,6 +95,7 @@ def make_app(gateway: Gateway, store: Store, address: str) -> ASGIApp:
         *AdminRoutes(gateway).routes(),
         *EngineControlRoutes(gateway).routes(),
         *WeightRoutes(gateway).routes(),
+        *AdapterRoutes(gateway).routes(),
     ]
     for route in routes:
         if isinstance(route, DescribedRoute) and route.rule.counted:

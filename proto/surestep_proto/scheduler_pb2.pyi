@@ -591,18 +591,18 @@ class SchedulerStats(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., drafter_broken: _Optional[bool] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., num_blocks_cached: _Optional[int] = ..., num_slots_total: _Optional[int] = ..., num_snapshots_total: _Optional[int] = ..., num_snapshots_held: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingValue, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ..., pause: _Optional[_Union[PauseInfo, _Mapping]] = ...) -> None: ...
 
 class AdapterLoad(_message.Message):
-    __slots__ = ("name", "num_running", "num_waiting", "num_draft_tokens", "num_accepted_tokens")
+    __slots__ = ("name", "num_running", "num_waiting", "digest", "leaving")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_running: int
     num_waiting: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    def __init__(self, name: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
+    digest: str
+    leaving: bool
+    def __init__(self, name: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., digest: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class DraftingValue(_message.Message):
     __slots__ = ("rows", "value", "drafts", "time_factor", "num_trials", "source")

@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "adaptive_draft_length",
         "require_drafter",
     ),
+    "Adapters": ("enable_lora", "max_loras", "max_lora_rank", "lora_modules"),
     "Memory": (
         "gpu_memory_utilization",
         "kv_cache_memory",

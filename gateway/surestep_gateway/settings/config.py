@@ -228,6 +228,9 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
         description="let administrators pause the engine or put it to sleep: /sleep, /wake_up, "
         "/pause, /resume",
     )
+    enable_lora: bool = Field(
+        False, description="requests may have adapters of low rank, as peft writes them"
+    )
     enable_weight_updates: bool = Field(
         False,
         description="let administrators change weights: /update_weights_from_disk, "
@@ -325,6 +328,10 @@ class GatewaySettings(HttpSettings, LimitSettings, ApiSettings, StoreSettings, T
             return ApiKeys(read_keys(self.admin_api_key_file))
         key = self.admin_api_key
         return ApiKeys(plain_keys([key] if key is not None else []))
+
+    def adapter_named(self, model: str | None) -> str:
+        """Return the adapter that a request's model names; empty: it is the model itself."""
+        return "" if model is None or model in self.model_names else model
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:

@@ -22,9 +22,10 @@ from surestep_proto.sampling_pb2 import Grammar
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.poison import CANARY
-from surestep_scheduler.core.sequence import Finish, Output, Request
+from surestep_scheduler.core.sequence import Adapter, Finish, Output, Request
 from surestep_scheduler.core.state import Replay, SchedulerState
 
+from .adapters import Adapters
 from .compilations import Compilations
 from .epoch import Epoch, under_way
 from .incidents import Cause, Incident, IncidentLog, diagnose
@@ -42,6 +43,7 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
 _QUESTION_TIMEOUT_S = 2.0  # of one to a worker or a supervisor
 _RESTART_TIMEOUT_S = 20.0  # for a supervisor to end a rank
+_SWEEP_S = 0.1  # between two looks whether requests with an adapter have ended
 _ASLEEP_POLL_S = 1.0  # between two looks whether a new supervisor has started a rank
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
@@ -67,6 +69,7 @@ class Engine:
         self._compilations = Compilations()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.pauses = Pauses()
+        self.adapters = Adapters(settings.adapters)
         self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
         self.next_version: str | None = None  # of weights that ranks are to come back with
         self._unsettled = False  # ranks can go back to the weights of before
@@ -136,6 +139,7 @@ class Engine:
             seq = state.sequence(request, self.clock())
         if self.engine_state == scheduler_pb2.DRAINING:
             raise _shutting_down()
+        self.adapters.check(request.adapter)
         opened = self._requests.open(state.enqueue(seq, self.clock()), outbox)
         self._wake.set()
         return opened
@@ -158,6 +162,25 @@ class Engine:
 
     async def _try_compile(self, grammar: Grammar) -> bool:
         return self._group is not None and await self._group.compile(grammar)
+
+    @property
+    def group(self) -> WorkerGroup | None:
+        """Return the ranks of the epoch under way, if there is one."""
+        return self._group if self._epoch is not None else None
+
+    async def sweep_adapters(self) -> None:
+        """Free the places of adapters that were given up, as soon as no request has them."""
+        while self.adapters.leaving:
+            await self.adapters.sweep(self.group, self._uses)
+            await self.pauses.change(_SWEEP_S)
+
+    def _uses(self, adapter: Adapter) -> bool:
+        """Return whether a request has an adapter, or a plan in flight names it."""
+        state = self.state
+        if state is None:
+            return False
+        left = (tenancy.seq for tenancy in state.quarantine)
+        return any(seq.request.adapter == adapter for seq in (*state.open.values(), *left))
 
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""
@@ -279,7 +302,10 @@ class Engine:
         self.supervisors.check_ready(statuses)
         group = WorkerGroup(self.addresses(statuses))
         try:
-            self._accept(await group.infos(_QUESTION_TIMEOUT_S))
+            infos = await group.infos(_QUESTION_TIMEOUT_S)
+            check_alike(infos)
+            lost = await self.adapters.settle(group, infos)
+            self._accept(infos, lost)
         except BaseException:
             await group.close()
             raise
@@ -302,18 +328,19 @@ class Engine:
         told = [status.rank_address for status in statuses]
         return self._settings.worker_addresses or told
 
-    def _accept(self, infos: list[worker_pb2.WorkerInfo]) -> None:
+    def _accept(
+        self, infos: list[worker_pb2.WorkerInfo], lost_adapters: Collection[Adapter]
+    ) -> None:
         """Go on with these workers, whatever they have become; what is open and does not fit ends.
 
-        Raises Unavailable when the ranks differ, InvalidRequest when the settings do not go with
-        their sizes.
+        Raises InvalidRequest when the settings do not go with their sizes.
         """
-        check_alike(infos)
         limits = self._settings.limits(infos[0])
         state = self.state or SchedulerState(limits)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
         ordered = infos[0].weight_version == self.next_version
-        refused = refit(state, limits, same_model=same_model or ordered)
+        fits = same_model or ordered
+        refused = refit(state, limits, same_model=fits, lost_adapters=lost_adapters)
         self.next_version = None
         if self.infos and not (same_model or ordered):
             logger.warning("the workers serve another model now: %s", infos[0].model_path)

@@ -15,8 +15,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
-from surestep_common.errors import ModelNotFound
 from surestep_common.sampling import shown
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.apis.openai.choices import (
     ChatChoices,
@@ -55,6 +55,7 @@ from surestep_gateway.generation.sequence import Delta, OutputSequence, TokenUsa
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.bodies import JsonPieces, json_pieces
 from surestep_gateway.http.errors import JsonResponse, error_body
+from surestep_gateway.request.prepare import check_model
 from surestep_gateway.request.prepared import PreparedRequest
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.text.service import Job
@@ -151,14 +152,22 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""
         names = self._gateway.settings.model_names
-        return JsonResponse({"object": "list", "data": [self._card(name) for name in names]})
+        cards = [*map(self._card, names), *map(self._adapter_card, self._gateway.pool.info.adapters)]
+        return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
-        name = request.path_params["model"]
-        if name not in self._gateway.settings.model_names:
-            raise ModelNotFound(f"the model '{name}' does not exist", param="model")
-        return JsonResponse(self._card(name))
+        name, settings = request.path_params["model"], self._gateway.settings
+        check_model(settings, name, self._gateway.pool.info)
+        adapters = {adapter.name: adapter for adapter in self._gateway.pool.info.adapters}
+        if name in settings.model_names:
+            return JsonResponse(self._card(name))
+        return JsonResponse(self._adapter_card(adapters[name]))
+
+    def _adapter_card(self, adapter: Adapter) -> dict[str, object]:
+        model = self._gateway.settings.model_names[0]
+        named = {"id": adapter.name, "root": adapter.path, "parent": model}
+        return self._card(model) | named
 
     def _card(self, name: str) -> dict[str, object]:
         info = self._gateway.pool.info
