@@ -168,6 +168,11 @@ class Engine:
         """Return the ranks of the epoch under way, if there is one."""
         return self._group if self._epoch is not None else None
 
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> worker_pb2.Adapter:
+        """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
+        await self.adapters.sweep(self.group, self._uses)
+        return await self.adapters.load(self.group, name, path, in_place=in_place)
+
     async def sweep_adapters(self) -> None:
         """Free the places of adapters that were given up, as soon as no request has them."""
         while self.adapters.leaving:

@@ -198,8 +198,8 @@ class SchedulerService(SchedulerServicer):
         self, request: pb.LoadAdapterRequest, context: Any
     ) -> worker_pb2.Adapter:
         """Load an adapter on all ranks, or none."""
-        adapters, group = self._engine.adapters, self._engine.group
-        loaded = await adapters.load(group, request.name, request.path, in_place=request.in_place)
+        how = {"in_place": request.in_place}
+        loaded = await self._engine.load_adapter(request.name, request.path, **how)
         self._sweep()
         return loaded
 

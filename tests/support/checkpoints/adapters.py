@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,14 @@ from transformers import AutoModelForCausalLM
 
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 STRENGTH = 0.4  # of random halves: answers differ, and logits stay peaky
+
+
+@contextmanager
+def _older_than_transformers() -> Iterator[None]:
+    """Run peft, which asks transformers for what that calls deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def make_adapter(
@@ -32,19 +42,22 @@ def make_adapter(
     wanted = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **config
     )
-    adapted = get_peft_model(base, wanted)
+    with _older_than_transformers():
+        adapted = get_peft_model(base, wanted)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if ".lora_" in name:
                 parameter.normal_(0.0, STRENGTH)
-    adapted.save_pretrained(to)
+    with _older_than_transformers():
+        adapted.save_pretrained(to)
     return to
 
 
 @lru_cache(maxsize=80)
 def _reference(model: Path, adapter: Path | None) -> Any:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return (base if adapter is None else PeftModel.from_pretrained(base, adapter)).eval()
+    with _older_than_transformers():
+        return (base if adapter is None else PeftModel.from_pretrained(base, adapter)).eval()
 
 
 @torch.inference_mode()
