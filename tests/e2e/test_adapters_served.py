@@ -96,12 +96,11 @@ def differing(adapted: Adapted, num_prompts: int, disturb: Callable[[], object])
         found = [threads.submit(adapted.answer, *one) for one in asked]
         found[len(found) // 4].result()
         disturb()
-        wrong = [
+        return [
             f"{name} {seed}"
             for (name, prompt, seed), one in zip(asked, found, strict=True)
             if one.result() != adapted.expected(name, prompt, seed)
         ]
-    return wrong
 
 
 def serve_adapters(folder: Path, count: int, *flags: str) -> Iterator[Adapted]:
@@ -189,5 +188,4 @@ def test_what_cannot_be_loaded_is_refused_by_name(adapted: Adapted, tmp_path: Pa
 @pytest.mark.timeout(1800)
 def test_sixty_four_adapters_at_once(tmp_path: Path) -> None:
     for adapted in serve_adapters(tmp_path, 64, "--speculative-config", SPECULATION):
-        pid = adapted.stack.scheduler()["ranks"][0]["pid"]
-        assert not differing(adapted, 20, lambda: kill(pid))
+        assert not differing(adapted, 20, adapted.stack.kill_rank)

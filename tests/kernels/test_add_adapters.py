@@ -17,7 +17,9 @@ SHAPES = {
 }
 
 
-def weights_of(inputs: int, spans: list[tuple[int, int, int]], dtype: torch.dtype) -> AdapterWeights:
+def weights_of(
+    inputs: int, spans: list[tuple[int, int, int]], dtype: torch.dtype
+) -> AdapterWeights:
     """Ranks of all kinds, none included; what no rank counts is NaN."""
     parts = 1 + max(part for _, _, part in spans)
     a = torch.randn(PLACES, parts, MOST, inputs) / inputs**0.5

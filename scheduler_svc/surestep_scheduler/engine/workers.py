@@ -110,17 +110,15 @@ class WorkerGroup:
         calls = (_answer(stub.LoadAdapter(wanted, timeout=_LOAD_S)) for stub in stubs)
         told = await asyncio.gather(*calls, return_exceptions=True)
         failed = [one for one in told if isinstance(one, BaseException)]
-        if not failed and any(one != told[0] for one in told):
+        loaded = [one for one in told if isinstance(one, pb.Adapter)]
+        if not failed and any(one != loaded[0] for one in loaded):
             failed = [InvalidRequest("the ranks find different adapters", param="lora_path")]
         if failed:
             await self.unload_adapter(wanted, ranks)
             raise failed[0]
-        loaded: pb.Adapter = told[0]
-        return loaded
+        return loaded[0]
 
-    async def unload_adapter(
-        self, adapter: pb.Adapter, ranks: Sequence[int] | None = None
-    ) -> None:
+    async def unload_adapter(self, adapter: pb.Adapter, ranks: Sequence[int] | None = None) -> None:
         """Have these ranks, or all, forget an adapter; those that are gone have none."""
         stubs = self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
         calls = (_answer(stub.UnloadAdapter(adapter, timeout=_LOAD_S)) for stub in stubs)

@@ -194,9 +194,7 @@ class SchedulerService(SchedulerServicer):
         except SurestepError as error:
             outcome.set_exception(error)
 
-    async def LoadAdapter(
-        self, request: pb.LoadAdapterRequest, context: Any
-    ) -> worker_pb2.Adapter:
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> worker_pb2.Adapter:
         """Load an adapter on all ranks, or none."""
         how = {"in_place": request.in_place}
         loaded = await self._engine.load_adapter(request.name, request.path, **how)

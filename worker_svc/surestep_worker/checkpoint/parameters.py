@@ -197,7 +197,7 @@ class CheckpointWeights:
         return weight
 
     def pieces(self, name: str) -> list[Piece]:
-        """Return the linear layers that a weight is made of, in order; none of another parameter."""
+        """Return the linear layers that a weight is made of, in order; none of no weight."""
         pieces = list[Piece]()
         for source in self._table[name].sources if name in self._table else ():
             module, rows, columns, inputs, _ = source.share

@@ -180,7 +180,7 @@ def _cache_memory(
 def adapter_pool(
     settings: WorkerSettings, model: Model, kernels: KernelSet, fds: WeightFds | None
 ) -> AdapterPool | None:
-    """Return the pool of adapters, with what an earlier rank had in it; None: there shall be none."""
+    """Return the pool of adapters, with what an earlier rank had in it; None: there is none."""
     if not isinstance(kernels, AdaptedKernels):
         return None
     memory = CacheMemory(fds.adapters) if fds is not None else None

@@ -152,7 +152,10 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""
         names = self._gateway.settings.model_names
-        cards = [*map(self._card, names), *map(self._adapter_card, self._gateway.pool.info.adapters)]
+        cards = [
+            *map(self._card, names),
+            *map(self._adapter_card, self._gateway.pool.info.adapters),
+        ]
         return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:

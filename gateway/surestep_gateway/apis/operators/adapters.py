@@ -71,9 +71,7 @@ class AdapterRoutes:
             raise InvalidRequest(f"'{name}' is the name of the model", param="lora_name")
 
         async def load(scheduler: SchedulerClient) -> dict[str, Any]:
-            loaded = await scheduler.load_adapter(
-                name, body.lora_path, in_place=body.load_inplace
-            )
+            loaded = await scheduler.load_adapter(name, body.lora_path, in_place=body.load_inplace)
             return {"digest": loaded.digest}
 
         async with self._turn:
