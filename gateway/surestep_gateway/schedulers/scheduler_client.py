@@ -1,7 +1,4 @@
-"""The gRPC client of one scheduler, and the scheduler's state as far as it is known.
-
-A circuit breaker keeps calls from a scheduler that keeps failing.
-"""
+"""The gRPC client of one scheduler, and the scheduler's state as far as it is known."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import grpc
@@ -24,6 +20,7 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 from surestep_proto.worker_pb2 import Adapter
 
+from surestep_gateway.schedulers.circuit_breaker import CircuitBreaker
 from surestep_gateway.schedulers.generate_call import RETRY_S, DeliveryStream, GenerateCall
 from surestep_gateway.schedulers.history import History
 
@@ -36,9 +33,6 @@ _QUERY_TIMEOUT_S = 2.0
 _LOAD_S = 60.0  # for ranks to read an adapter
 _PROBE_S = 1.0  # between two probes, and for the answer to one
 _PROBES = 2  # missed in a row: silent
-_THRESHOLD = 3  # failures in a row that open the circuit breaker
-_PAUSE_S = 0.5  # before it lets a call through, doubled with every one that fails
-_MAX_PAUSE_S = 30.0
 
 
 class _Loss(NamedTuple):
@@ -343,76 +337,3 @@ class SchedulerClient:
         with translate_errors():
             answer = await self._stub.Abort(request, timeout=_QUERY_TIMEOUT_S)
         return int(answer.num_aborted)
-
-
-class BreakerState(IntEnum):
-    """The values are those of the metric `surestep:circuit_breaker_state`."""
-
-    CLOSED = 0  # every call may begin
-    HALF_OPEN = 1  # one call may begin, to see whether it works again
-    OPEN = 2  # no call may begin
-
-
-class CircuitBreaker:
-    """Derives from a scheduler's calls, numbered in the order they begin, which ones it may get.
-
-    Pure: the clock is an argument. A call counts only if it began after the last failure: the many
-    calls that one crash ends are one failure, and tokens that were still in flight are no recovery.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0  # in a row
-        self._calls = 0  # begun so far
-        self._relevant = 1  # number of the first call that began after the last failure
-        self._probe: int | None = None  # number of the call that is let through while HALF_OPEN
-        self._open_until = 0.0
-
-    def state(self, now: float) -> BreakerState:
-        """Return the state at `now`, in seconds of any clock that never goes back."""
-        if self._failures < _THRESHOLD:
-            return BreakerState.CLOSED
-        return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
-
-    def admits(self, now: float) -> bool:
-        """Return whether a call may begin."""
-        match self.state(now):
-            case BreakerState.CLOSED:
-                return True
-            case BreakerState.HALF_OPEN:
-                return self._probe is None
-            case BreakerState.OPEN:
-                return False
-
-    def waits_s(self, now: float) -> float | None:
-        """Return the seconds until calls are admitted again; None if that does not depend on
-        time.
-        """
-        return self._open_until - now if self.state(now) is BreakerState.OPEN else None
-
-    def begin(self, now: float) -> int:
-        """Record that a call begins and return its number."""
-        self._calls += 1
-        if self.state(now) is not BreakerState.CLOSED:
-            self._probe = self._calls
-        return self._calls
-
-    def worked(self, call: int) -> None:
-        """Record that the call delivered tokens."""
-        if self._failures and call >= self._relevant:
-            self._failures = 0
-            self._probe = None
-
-    def failed(self, call: int, now: float) -> None:
-        """Record that the call was lost, or ended by an internal error of the scheduler."""
-        if call < self._relevant:
-            return
-        self._failures += 1
-        self._relevant = self._calls + 1
-        self._probe = None
-        doublings = max(0, self._failures - _THRESHOLD)
-        self._open_until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(doublings, 16))
-
-    def ended(self, call: int) -> None:
-        """Record an end that is no evidence either way: cancelled, refused, or timed out."""
-        if self._probe == call:
-            self._probe = None

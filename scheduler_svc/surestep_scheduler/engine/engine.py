@@ -12,12 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from surestep_common.errors import (
     InvalidRequest,
     ModelChanged,
-    QueueFull,
     SurestepError,
     Unavailable,
 )
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
-from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
@@ -43,7 +41,6 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
 _QUESTION_TIMEOUT_S = 2.0  # of one to a worker or a supervisor
 _RESTART_TIMEOUT_S = 20.0  # for a supervisor to end a rank
-_SWEEP_S = 0.1  # between two looks whether requests with an adapter have ended
 _ASLEEP_POLL_S = 1.0  # between two looks whether a new supervisor has started a rank
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
@@ -152,40 +149,12 @@ class Engine:
         """
         state = self._known_state()
         state.check_room(state.sequence(request, self.clock()), self.clock())
-        try:
-            async with self._compilations.turn(request.tenant):
-                while not await self._try_compile(request.sampling.grammar):  # noqa: ASYNC110
-                    await asyncio.sleep(_LONGEST_POLL_S)  # new workers are on their way
-        except (QueueFull, Unavailable):
-            if not request.emitted_ids:
-                raise
-
-    async def _try_compile(self, grammar: Grammar) -> bool:
-        return self._group is not None and await self._group.compile(grammar)
+        await self._compilations.compile(request, lambda: self._group)
 
     @property
     def group(self) -> WorkerGroup | None:
         """Return the ranks of the epoch under way, if there is one."""
         return self._group if self._epoch is not None else None
-
-    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> worker_pb2.Adapter:
-        """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
-        await self.adapters.sweep(self.group, self._uses)
-        return await self.adapters.load(self.group, name, path, in_place=in_place)
-
-    async def sweep_adapters(self) -> None:
-        """Free the places of adapters that were given up, as soon as no request has them."""
-        while self.adapters.leaving:
-            await self.adapters.sweep(self.group, self._uses)
-            await self.pauses.change(_SWEEP_S)
-
-    def _uses(self, adapter: Adapter) -> bool:
-        """Return whether a request has an adapter, or a plan in flight names it."""
-        state = self.state
-        if state is None:
-            return False
-        left = (tenancy.seq for tenancy in state.quarantine)
-        return any(seq.request.adapter == adapter for seq in (*state.open.values(), *left))
 
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""

@@ -196,8 +196,7 @@ class SchedulerService(SchedulerServicer):
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> worker_pb2.Adapter:
         """Load an adapter on all ranks, or none."""
-        how = {"in_place": request.in_place}
-        loaded = await self._engine.load_adapter(request.name, request.path, **how)
+        loaded = await operations.load_adapter(self._engine, request)
         self._sweep()
         return loaded
 
@@ -210,7 +209,7 @@ class SchedulerService(SchedulerServicer):
         return worker_pb2.UnloadAdapterResponse()
 
     def _sweep(self) -> None:
-        self._updates.append(self._tasks.create_task(self._engine.sweep_adapters()))
+        self._updates.append(self._tasks.create_task(operations.sweep_adapters(self._engine)))
 
     def stop(self) -> None:
         """Leave updates that are under way to the next scheduler."""

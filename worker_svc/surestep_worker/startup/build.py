@@ -15,8 +15,8 @@ from surestep_kernels import KernelSet
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.adapters.kernels import AdaptedKernels, plain_kernels
-from surestep_worker.adapters.pool import AdapterPool, Sizes
+from surestep_worker.adapters.kernels import plain_kernels
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.held_caches import IDENTITY_BYTES
@@ -36,6 +36,7 @@ from surestep_worker.step.sampling import SamplingTable
 from surestep_worker.step.slots import Slots
 from surestep_worker.step.step import RankContext
 
+from .adapters import adapter_pool
 from .build_log import log_facts, show_progress
 from .built import Built, facts_of
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
@@ -90,15 +91,14 @@ def build_runner(
     if kernels.step.synchronous and known is None and not settings.allow_batch_variance:
         model.rehearse()
     head = WeightStore(weights.draft_head) if weights is not None else None
-    plain = plain_kernels(kernels)
-    fault = attach_draft_head(settings, speculation, model, tp, plain, known, head)
+    fault = attach_draft_head(settings, speculation, model, tp, plain_kernels(kernels), known, head)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     memory = _cache_memory(settings, weights, known)
     adapters = adapter_pool(settings, model, kernels, weights)
 
     def build(sizes: CacheSizes) -> Built:
-        parts = model, tp, kernels, heartbeat, sizes, speculation, memory, adapters
-        return assemble(settings, *parts)
+        kept = speculation, memory, adapters
+        return assemble(settings, model, tp, kernels, heartbeat, sizes, *kept)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
@@ -175,19 +175,6 @@ def _cache_memory(
     if known is None:  # steps are tried in it before it serves
         memory.clear()
     return memory
-
-
-def adapter_pool(
-    settings: WorkerSettings, model: Model, kernels: KernelSet, fds: WeightFds | None
-) -> AdapterPool | None:
-    """Return the pool of adapters, with what an earlier rank had in it; None: there is none."""
-    if not isinstance(kernels, AdaptedKernels):
-        return None
-    memory = CacheMemory(fds.adapters) if fds is not None else None
-    sizes, device = Sizes(settings.max_loras, settings.max_lora_rank), torch.device(settings.device)
-    pool = AdapterPool(kernels.rows, sizes, model.vocabulary.dtype, device, memory)
-    logger.info("%d adapters take up to %d KiB each", sizes.places, pool.place_bytes >> 10)
-    return pool
 
 
 def _find_kept(built: Built) -> None:
@@ -290,13 +277,11 @@ def assemble(
     allows, that drafts like this, or as the settings ask for."""
     wanted = speculation_asked(settings) if speculation is None else speculation
     config, speculation = model.config, wanted.of(model)
-    max_drafts = speculation.max_drafts
-    most_drafts = max(max_drafts, most_forced(model, kernels))
+    most_drafts = max(max_drafts := speculation.max_drafts, most_forced(model, kernels))
     if sizes is None:
         sizes = _sizes(settings, speculation, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, max_drafts + 1, memory)
-    max_model_len = settings.max_model_len or config.max_position
-    slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
+    slots = _slots(settings, caches, kernels, config.max_position, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device, head = torch.device(settings.device), model.draft_head
     looks_up = kernels.step.synchronous and speculation.looks_up
@@ -399,13 +384,14 @@ def _slots(
     settings: WorkerSettings,
     caches: Caches,
     kernels: KernelSet,
-    max_model_len: int,
+    max_position: int,
     max_drafts: int,
 ) -> Slots:
     """Build the slots. Recurrent layers compute prompts in chunks if the kernels do, except in
     fp32, for which chunks are too imprecise."""
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
+    max_model_len = settings.max_model_len or max_position
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
     windows = caches.kv.layout.windows
     return Slots(*sizes, kernels.delta_chunk if in_chunks else 1, windows)
