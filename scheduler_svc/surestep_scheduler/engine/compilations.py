@@ -37,9 +37,7 @@ class Compilations:
         """
         try:
             async with self.turn(request.tenant):
-                while (ranks := group()) is None or not await ranks.compile(
-                    request.sampling.grammar
-                ):
+                while not await _try(group(), request):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)  # new workers are on their way
         except (QueueFull, Unavailable):
             if not request.emitted_ids:
@@ -90,3 +88,7 @@ class Compilations:
             if not admitted.done():
                 admitted.set_result(None)
         self._running += Counter()  # forget tenants that have none
+
+
+async def _try(ranks: WorkerGroup | None, request: Request) -> bool:
+    return ranks is not None and await ranks.compile(request.sampling.grammar)

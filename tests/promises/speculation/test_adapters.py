@@ -12,8 +12,6 @@ import pytest
 from support.checkpoints.adapters import DENSE, make_adapter, peft_answer
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import (
-    EOS,
-    VOCAB,
     make_branches,
     make_eagle3,
     make_hybrid,
@@ -21,6 +19,7 @@ from support.parity.bench import (
     make_small,
     total,
 )
+from support.parity.cases import EOS, VOCAB
 from support.parity.local_engine import Answer, LocalEngine, one_rank
 from support.ranks.small import start_small
 from surestep_common.invariants import LedgerError
@@ -110,8 +109,9 @@ def requests(adapters: Sequence[Adapter | None]) -> list[Request]:
     for number, prompt in enumerate(([9, 10, 11, 9, 10, 11, 9], [*range(20, 38)])):
         for adapter in adapters:
             for temperature in (0.0, 0.7):
-                seeded = {"temperature": temperature, "seed": 5 + number, "top_p": 1}
-                sampling = sampling_pb2.SamplingParams(**seeded, repetition_penalty=1)
+                sampling = sampling_pb2.SamplingParams(
+                    temperature=temperature, seed=5 + number, top_p=1, repetition_penalty=1
+                )
                 made.append(
                     Request(
                         id=f"{adapter and adapter.name} {number} {temperature}",

@@ -224,7 +224,7 @@ class AdapterPool:
             a, b, ranks, scales = (tensor[place] for tensor in product.host[:4])
             used = [a[part, :rank] for part, rank in enumerate(ranks.tolist())]
             for tensor in (ranks, scales, *used, b[: int(ranks.max())]):
-                digest.update(tensor.flatten().view(torch.uint8).numpy())
+                digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         return int.from_bytes(digest.digest(), "little", signed=True)
 
     def _verify(self) -> None:

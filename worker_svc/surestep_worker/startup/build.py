@@ -78,9 +78,8 @@ def build_runner(
         )
     gpu = claim_gpu(settings, profile_result)
     source = _open(settings, weights)
-    defaults = sampling_defaults(
-        source.generation, settings.generation_config, settings.override_generation_config or {}
-    )
+    given = settings.generation_config, settings.override_generation_config or {}
+    defaults = sampling_defaults(source.generation, *given)
     kernels = choose_kernels(settings, source)
     tp = _connect(settings)
     check_alike(source, tp)
@@ -94,10 +93,9 @@ def build_runner(
     fault = attach_draft_head(settings, speculation, model, tp, plain_kernels(kernels), known, head)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     memory = _cache_memory(settings, weights, known)
-    adapters = adapter_pool(settings, model, kernels, weights)
+    kept = speculation, memory, adapter_pool(settings, model, kernels, weights)
 
     def build(sizes: CacheSizes) -> Built:
-        kept = speculation, memory, adapters
         return assemble(settings, model, tp, kernels, heartbeat, sizes, *kept)
 
     if known is not None:
