@@ -14,7 +14,7 @@ import httpx
 import pytest
 from e2e.conftest import SPECULATION
 from openai import NotFoundError
-from support.checkpoints.adapters import make_adapter, peft_answer
+from support.checkpoints.adapters import Asked, make_adapter, peft_answers
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
 from support.processes.stack import Stack, serve
@@ -77,9 +77,13 @@ class Adapted(NamedTuple):
         return ids
 
     def expected(self, name: str, prompt: Sequence[int], seed: int) -> list[int]:
-        heat = 0.7 if seed % 2 else 0.0
-        folder = self.folders.get(name)
-        return peft_answer(self.model, folder, prompt, LENGTH, temperature=heat, seed=seed)
+        asked = how_asked(prompt, seed)
+        return peft_answers(self.model, self.folders.get(name), [asked], LENGTH)[asked]
+
+
+def how_asked(prompt: Sequence[int], seed: int) -> Asked:
+    """Every other request is seeded, the others are greedy."""
+    return Asked(tuple(prompt), 0.7 if seed % 2 else 0.0, seed)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -90,16 +94,20 @@ def prompts(count: int) -> list[list[int]]:
 def differing(adapted: Adapted, num_prompts: int, disturb: Callable[[], object]) -> list[str]:
     """Ask all adapters and the model for answers to all prompts at once, and disturb; return those
     that are not peft's."""
-    names = ["tiny", *adapted.folders]
-    asked = [(n, p, i) for i, p in enumerate(prompts(num_prompts)) for n in names]
+    folders = {"tiny": None, **adapted.folders}
+    asked = [how_asked(prompt, seed) for seed, prompt in enumerate(prompts(num_prompts))]
+    expected = {
+        name: peft_answers(adapted.model, folder, asked, LENGTH) for name, folder in folders.items()
+    }
+    pairs = [(name, one) for one in asked for name in folders]
     with ThreadPoolExecutor(32) as threads:
-        found = [threads.submit(adapted.answer, *one) for one in asked]
+        found = [threads.submit(adapted.answer, name, *one[::2]) for name, one in pairs]
         found[len(found) // 4].result()
         disturb()
         return [
-            f"{name} {seed}"
-            for (name, prompt, seed), one in zip(asked, found, strict=True)
-            if one.result() != adapted.expected(name, prompt, seed)
+            f"{name} {one}"
+            for (name, one), answer in zip(pairs, found, strict=True)
+            if answer.result() != expected[name][one]
         ]
 
 
@@ -173,10 +181,10 @@ def test_what_cannot_be_loaded_is_refused_by_name(adapted: Adapted, tmp_path: Pa
     assert "no absolute path" in adapted.load("wrong", Path("relative"), expect=400)
     assert "name of the model" in adapted.load("tiny", first, expect=400)
     assert "not_found" in adapted.unload("wrong", expect=404)
-    names = [f"one {i}" for i in range(SPARE)]
+    names = [f"one-{i}" for i in range(SPARE)]
     for name in names:
         adapted.load(name, first)
-    assert "--max-loras" in adapted.load("too many", first, expect=429)
+    assert "--max-loras" in adapted.load("too-many", first, expect=429)
     for name in names:
         adapted.unload(name)
     body = {"lora_name": "x", "lora_path": str(first)}

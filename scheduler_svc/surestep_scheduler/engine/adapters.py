@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from surestep_common.errors import (
@@ -28,6 +29,7 @@ from .workers import WorkerGroup
 logger = logging.getLogger(__name__)
 
 _MOST_PATH = 1024  # characters
+_NAME = re.compile(r"[\w.\-/:@+]{1,200}")  # a comma parts names in metrics
 RETRY_AFTER_S = 1.0
 
 
@@ -93,6 +95,7 @@ class Adapters:
                 if adapter.place not in self._taken:
                     await group.unload_adapter(adapter)
             for name, path in self._wanted.items():
+                _check_names(name, path)
                 if name not in self._loaded:
                     self._loaded[name] = await self._load(group, name, path)
             self._wanted = {}
@@ -105,10 +108,7 @@ class Adapters:
 
         Raises InvalidRequest, which changes nothing, QueueFull without a place, Unavailable.
         """
-        check_name("lora_name", name)
-        if not name or not name.isprintable() or len(path) > _MOST_PATH:
-            message = "an adapter has a name of printable characters, and a path of a usual length"
-            raise InvalidRequest(message, param="lora_name")
+        _check_names(name, path)
         async with self._turn:
             if not self._num_places:
                 raise InvalidRequest("adapters need --enable-lora", param="enable_lora")
@@ -157,6 +157,14 @@ class Adapters:
             self._leaving.remove(adapter)
         else:
             del self._loaded[adapter.name]
+
+
+def _check_names(name: str, path: str) -> None:
+    """Raise InvalidRequest for what no adapter is called, or no folder."""
+    check_name("lora_name", name)
+    if not _NAME.fullmatch(name) or len(path) > _MOST_PATH:
+        message = "adapters have names of letters, digits and ./:@+_-, and paths of a usual length"
+        raise InvalidRequest(message, param="lora_name")
 
 
 _Key = tuple[str, int, str]

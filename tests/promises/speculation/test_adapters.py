@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints.adapters import DENSE, make_adapter, peft_answer
+from support.checkpoints.adapters import DENSE, Asked, make_adapter, peft_answers
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import (
     make_branches,
@@ -75,7 +75,8 @@ class Bench:
     def rank(self, drafter: dict[str, Any], profile: bytes = b"", **settings: Any) -> Built:
         """A rank, the one before which may have left adapters."""
         how = {"dtype": "float32", "enable_lora": True, "max_lora_rank": 8} | settings
-        return start_small(self.model, profile, self.held, speculative_config=drafter, **how)
+        held = HeldWeights(self.model) if "quantization" in settings else self.held
+        return start_small(self.model, profile, held, speculative_config=drafter, **how)
 
     def load(self, rank: Built) -> list[Adapter]:
         """Load all at places that are no index of theirs."""
@@ -87,20 +88,24 @@ class Bench:
         told = [pool.load(one) for one in wanted]
         return [Adapter(one.name, one.place, one.digest) for one in told]
 
-    def expected(self, request: Request) -> list[int]:
-        named = request.adapter and self.model.parent / request.adapter.name
-        return peft_answer(
-            self.model,
-            named,
-            request.prompt_ids,
-            COUNT,
-            temperature=request.sampling.temperature,
-            seed=request.sampling.seed,
-            stop_ids=[EOS],
-        )
-
     def answers(self, asked: Sequence[Request]) -> dict[str, list[int]]:
-        return {one.id: self.expected(one) for one in asked}
+        """By request; those that stop are cut there."""
+        found = dict[str, list[int]]()
+        for adapter in {one.adapter for one in asked}:
+            folder = adapter and self.model.parent / adapter.name
+            mine = {one.id: _asked(one) for one in asked if one.adapter == adapter}
+            told = peft_answers(self.model, folder, [*mine.values()], COUNT)
+            found |= {name: _until_stop(told[one]) for name, one in mine.items()}
+        return found
+
+
+def _asked(request: Request) -> Asked:
+    sampling = request.sampling
+    return Asked(tuple(request.prompt_ids), round(sampling.temperature, 3), sampling.seed)
+
+
+def _until_stop(ids: list[int]) -> list[int]:
+    return ids[: ids.index(EOS) + 1] if EOS in ids else ids
 
 
 def requests(adapters: Sequence[Adapter | None]) -> list[Request]:
@@ -236,3 +241,14 @@ def test_a_plan_that_names_another_adapter_is_refused(llama: Bench) -> None:
     rank.runner.open(1)
     with pytest.raises(LedgerError, match=f"row of adapter {1 + second.place}"):
         LocalEngine(wrong, rank.facts).run(requests([first])[:1])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_adapters_beside_packed_weights(llama: Bench, quantization: str) -> None:
+    """The share of an adapter is not rounded with the weights; drafts change nothing."""
+    rank = llama.rank(llama.drafter, quantization=quantization)
+    asked = requests([None, *llama.load(rank)])
+    found = tokens(answers(rank, asked))
+    assert found == tokens(answers(llama.rank({}, quantization=quantization), asked))
+    assert found != llama.answers(asked)
+    assert len({tuple(one) for one in found.values()}) > len(asked) / 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -60,25 +60,33 @@ def _reference(model: Path, adapter: Path | None) -> Any:
         return (base if adapter is None else PeftModel.from_pretrained(base, adapter)).eval()
 
 
+class Asked(NamedTuple):
+    """A prompt, and how its tokens are chosen."""
+
+    prompt: tuple[int, ...]
+    temperature: float = 0.0
+    seed: int = 0
+
+    def choose(self, logits: torch.Tensor, position: int) -> int:
+        """Choose a token; the noise is that of the reference."""
+        if not self.temperature:
+            return int(logits.argmax())
+        noise = [gumbel(self.seed, position, token) for token in range(len(logits))]
+        return int((logits / self.temperature + torch.tensor(noise, dtype=logits.dtype)).argmax())
+
+
 @torch.inference_mode()
-def peft_answer(
-    model: Path,
-    adapter: Path | None,
-    prompt: Sequence[int],
-    count: int,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_ids: Sequence[int] = (),
-) -> list[int]:
-    """Token by token by transformers, with peft's adapter; the noise is that of the reference."""
-    reference, tokens = _reference(model, adapter), list(prompt)
-    while len(tokens) < len(prompt) + count:
-        logits = reference(torch.tensor([tokens])).logits[0, -1].double()
-        if temperature:
-            noise = [gumbel(seed, len(tokens), token) for token in range(len(logits))]
-            logits = logits / temperature + torch.tensor(noise, dtype=torch.float64)
-        tokens.append(int(logits.argmax()))
-        if tokens[-1] in stop_ids:
-            break
-    return tokens[len(prompt) :]
+def peft_answers(
+    model: Path, adapter: Path | None, asked: Sequence[Asked], count: int
+) -> dict[Asked, list[int]]:
+    """Token by token by transformers, with peft's adapter, prompts of one length together."""
+    reference, answers = _reference(model, adapter), dict[Asked, list[int]]()
+    for length in {len(one.prompt) for one in asked}:
+        rows = [one for one in asked if len(one.prompt) == length]
+        tokens = torch.tensor([one.prompt for one in rows])
+        for position in range(length, length + count):
+            logits = reference(tokens).logits[:, -1].double()
+            chosen = [one.choose(z, position) for one, z in zip(rows, logits, strict=True)]
+            tokens = torch.cat((tokens, torch.tensor(chosen)[:, None]), dim=1)
+        answers |= dict(zip(rows, tokens[:, length:].tolist(), strict=True))
+    return answers

@@ -37,7 +37,7 @@ def test_what_peft_has_written_is_read(adapter: Path) -> None:
     assert len(found.modules) == 7
     assert found.rank == 4
     assert found.modules[Q].scale == 6 / 4
-    assert found.digest == read_folder(adapter).digest
+    assert found.digest() == read_folder(adapter).digest()
 
 
 def test_ranks_and_factors_of_single_modules(model: Path, tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_ranks_and_factors_of_single_modules(model: Path, tmp_path: Path) -> Non
 
 
 def test_the_digest_is_of_numbers_and_factors(adapter: Path) -> None:
-    before = read_folder(adapter).digest
+    before = read_folder(adapter).digest()
     rewrite(adapter, lora_alpha=7)
-    other = read_folder(adapter).digest
+    other = read_folder(adapter).digest()
     tensors = load_file(adapter / TENSORS)
     next(iter(tensors.values()))[0, 0] += 1
     save_file(tensors, adapter / TENSORS)
-    assert len({before, other, read_folder(adapter).digest}) == 3
+    assert len({before, other, read_folder(adapter).digest()}) == 3
 
 
 @pytest.mark.parametrize(

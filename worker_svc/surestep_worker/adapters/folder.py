@@ -96,7 +96,16 @@ class AdapterFolder(NamedTuple):
     """A checked adapter."""
 
     modules: Mapping[str, Halves]  # by name of the module in the model
-    digest: str  # of all that it computes, in hexadecimal
+    tensors: Path
+
+    def digest(self) -> str:
+        """Read the file of tensors; return a digest of it and of the factors, in hexadecimal."""
+        about = sorted((name, halves.scale) for name, halves in self.modules.items())
+        digest = blake2b(repr(about).encode(), digest_size=16)
+        with self.tensors.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        return digest.hexdigest()
 
     @property
     def rank(self) -> int:
@@ -113,8 +122,7 @@ def read_folder(folder: Path) -> AdapterFolder:
         entries = read_header(folder / TENSORS)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=PARAM) from error
-    modules = _modules(entries, scaling)
-    return AdapterFolder(modules, _digest(folder / TENSORS, modules))
+    return AdapterFolder(_modules(entries, scaling), folder / TENSORS)
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -186,13 +194,3 @@ def _modules(entries: Mapping[str, Entry], scaling: Scaling) -> dict[str, Halves
         module: Halves(h["A"], h["B"], scaling.of(module, h["A"].shape[0]))
         for module, h in found.items()
     }
-
-
-def _digest(path: Path, modules: Mapping[str, Halves]) -> str:
-    """Return a digest of the factors and of the whole file of tensors."""
-    about = sorted((name, halves.scale) for name, halves in modules.items())
-    digest = blake2b(repr(about).encode(), digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -149,14 +149,15 @@ class AdapterPool:
             raise InvalidRequest(f"there is no place {wanted.place} for an adapter", param=PARAM)
         folder = read_folder(Path(wanted.path))
         self._check(folder)
-        if wanted.digest not in ("", folder.digest):
+        digest = folder.digest()
+        if wanted.digest not in ("", digest):
             raise InvalidRequest(f"{wanted.path} holds another adapter than before", param=PARAM)
         halves = {module: _read(halves) for module, halves in folder.modules.items()}
         loaded = pb.Adapter(
             name=wanted.name,
             place=wanted.place,
             path=wanted.path,
-            digest=folder.digest,
+            digest=digest,
             rank=folder.rank,
         )
         self._write(wanted.place, folder, halves, loaded)

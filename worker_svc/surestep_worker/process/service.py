@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -111,7 +112,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._step_ended = 0  # by perf_counter_ns
         self._last_active = 0  # when the rank became ready or finished a step
         self._streams = 0
-        self._loading = asyncio.Lock()  # of adapters
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._in_flight: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
@@ -159,18 +160,19 @@ class WorkerService(pb_grpc.WorkerServicer):
     ) -> pb.Adapter:
         """Load an adapter beside the steps. Raises InvalidRequest for one that does not fit."""
         refuse_unknown(request)
-        pool = self._loaded().adapters
-        async with self._loading:
-            return await asyncio.to_thread(pool.load, request)
+        return await self._beside(partial(self._loaded().adapters.load, request))
 
     async def UnloadAdapter(
         self, request: pb.Adapter, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.UnloadAdapterResponse:
         """Forget an adapter."""
-        pool = self._loaded().adapters
-        async with self._loading:
-            pool.unload(request.place)
+        await self._beside(partial(self._loaded().adapters.unload, request.place))
         return pb.UnloadAdapterResponse()
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """Change the pool of adapters beside the steps, one after the other, although the caller of
+        an earlier change may not wait any more."""
+        return await asyncio.get_running_loop().run_in_executor(self._loading, work)
 
     async def Run(
         self,
