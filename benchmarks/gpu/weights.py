@@ -10,7 +10,7 @@ from surestep_kernels.linear import MXFP4_GROUP
 
 from gpu.sizes import activations, floats, kernels, size
 
-GROUP = 128
+GROUP, NVFP4_GROUP = 128, 16
 
 Pack = Callable[[str, int, int], PackedLinear]
 
@@ -40,8 +40,14 @@ def _pack_mxfp4(device: str, n: int, k: int) -> PackedLinear:
     return kernels().pack_quantized(QuantizedWeight(codes, scales, None, MXFP4_GROUP))
 
 
+def _pack_nvfp4(device: str, n: int, k: int) -> PackedLinear:
+    codes = torch.randint(16, (n, k), dtype=torch.uint8, device=device)
+    scales = floats(device, n, k // NVFP4_GROUP)
+    return kernels().pack_quantized(QuantizedWeight(codes, scales, None, NVFP4_GROUP))
+
+
 PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_int4}
-EXPERT_PACK: dict[str, Pack] = {**PACK, "mxfp4": _pack_mxfp4}
+EXPERT_PACK: dict[str, Pack] = {**PACK, "mxfp4": _pack_mxfp4, "nvfp4": _pack_nvfp4}
 
 
 def weight_bytes(packed: PackedLinear) -> int:

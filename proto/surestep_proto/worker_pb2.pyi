@@ -24,6 +24,14 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NON_FINITE: _ClassVar[RowStatus]
     NO_CANDIDATE: _ClassVar[RowStatus]
     SHAPING_OVERFLOW: _ClassVar[RowStatus]
+
+class TierAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_ACTION_UNSPECIFIED: _ClassVar[TierAction]
+    LOOK_UP: _ClassVar[TierAction]
+    LOAD: _ClassVar[TierAction]
+    STORE: _ClassVar[TierAction]
+    FORGET: _ClassVar[TierAction]
 DECODE_MODE_UNSPECIFIED: DecodeMode
 PREFILL: DecodeMode
 PREFILL_LAST: DecodeMode
@@ -35,6 +43,11 @@ OK: RowStatus
 NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
 SHAPING_OVERFLOW: RowStatus
+TIER_ACTION_UNSPECIFIED: TierAction
+LOOK_UP: TierAction
+LOAD: TierAction
+STORE: TierAction
+FORGET: TierAction
 
 class Adapter(_message.Message):
     __slots__ = ("name", "place", "path", "digest", "rank")
@@ -256,12 +269,52 @@ class Timings(_message.Message):
     draft_us: int
     def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
+class TierOrder(_message.Message):
+    __slots__ = ("epoch", "number", "action", "timeout_ms", "keys", "groups", "blocks", "drafted", "snapshot_keys", "snapshot_lens", "snapshot_ids")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_LENS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    action: TierAction
+    timeout_ms: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    drafted: bytes
+    snapshot_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    snapshot_lens: _containers.RepeatedScalarFieldContainer[int]
+    snapshot_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., action: _Optional[_Union[TierAction, str]] = ..., timeout_ms: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., groups: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., drafted: _Optional[bytes] = ..., snapshot_keys: _Optional[_Iterable[bytes]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TierAnswer(_message.Message):
+    __slots__ = ("epoch", "number", "blocks", "drafted", "snapshots")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    blocks: bytes
+    drafted: bytes
+    snapshots: bytes
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., blocks: _Optional[bytes] = ..., drafted: _Optional[bytes] = ..., snapshots: _Optional[bytes] = ...) -> None: ...
+
 class WorkerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "drafter_looks_up", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "weight_version", "programmatic_dependent_launch", "kv_windows", "defaults", "memory", "max_forced_drafts", "grammar_fault", "speculative_config", "drafts_because", "max_loras", "max_lora_rank", "adapters", "kept")
+    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "drafter_looks_up", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "late_compilations", "captured_shapes", "uncaptured_steps", "model_fingerprint", "stream_error", "hidden_size", "headless", "prompt_chunk", "linear_backend", "weight_version", "programmatic_dependent_launch", "kv_windows", "defaults", "memory", "max_forced_drafts", "grammar_fault", "speculative_config", "drafts_because", "max_loras", "max_lora_rank", "adapters", "kept", "tiers")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +369,7 @@ class WorkerInfo(_message.Message):
     MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     pid: int
@@ -370,7 +424,8 @@ class WorkerInfo(_message.Message):
     max_lora_rank: int
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     kept: KeptCaches
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., drafter_looks_up: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., weight_version: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ..., speculative_config: _Optional[str] = ..., drafts_because: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., kept: _Optional[_Union[KeptCaches, _Mapping]] = ...) -> None: ...
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., drafter_looks_up: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., drafter_fault: _Optional[str] = ..., draft_layers: _Optional[_Iterable[int]] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., weight_version: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., kv_windows: _Optional[_Iterable[int]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ..., max_forced_drafts: _Optional[int] = ..., grammar_fault: _Optional[str] = ..., speculative_config: _Optional[str] = ..., drafts_because: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., kept: _Optional[_Union[KeptCaches, _Mapping]] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProfileResult(_message.Message):
     __slots__ = ("costs", "check_drafts", "check_accepted", "drafter_fault", "draft_layers", "num_blocks", "num_snapshots", "linear_backend", "memory", "speculative_config", "drafts_because")

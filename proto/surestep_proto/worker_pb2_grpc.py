@@ -59,6 +59,11 @@ class WorkerStub:
                 request_serializer=surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
                 response_deserializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.Move = channel.stream_stream(
+                '/surestep.v1.Worker/Move',
+                request_serializer=surestep__proto_dot_worker__pb2.TierOrder.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.TierAnswer.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -103,6 +108,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Move(self, request_iterator, context):
+        """Copies between blocks and the tiers behind them, beside the steps: one stream per epoch, opened
+        once its first plan is answered. Each order has one answer, in any order and within its timeout.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +143,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=surestep__proto_dot_worker__pb2.Adapter.FromString,
                     response_serializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'Move': grpc.stream_stream_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=surestep__proto_dot_worker__pb2.TierOrder.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.TierAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +285,33 @@ class Worker:
             '/surestep.v1.Worker/UnloadAdapter',
             surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
             surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/surestep.v1.Worker/Move',
+            surestep__proto_dot_worker__pb2.TierOrder.SerializeToString,
+            surestep__proto_dot_worker__pb2.TierAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
 from surestep_common.access import PeerSettings
 from surestep_common.config import Count, Names, Secrets
+from surestep_common.errors import InvalidRequest
 from surestep_common.tracing import TraceSettings
 from surestep_proto import worker_pb2
 
@@ -130,6 +131,15 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         """Return the folders of adapters to load at the start, by name."""
         return dict(_module(text) for text in self.lora_modules)
 
+    def _check_tiers(self, info: worker_pb2.WorkerInfo) -> None:
+        """Raise InvalidRequest where tiers behind the KV blocks could not be used."""
+        needed = "" if self.enable_prefix_caching else "--enable-prefix-caching"
+        if info.recurrent and not info.num_snapshots:
+            needed = needed or "--snapshot-memory"
+        if info.tiers and needed:
+            message = f"tiers behind the KV blocks need {needed}"
+            raise InvalidRequest(message, param=needed[2:].replace("-", "_"))
+
     def limits(self, info: worker_pb2.WorkerInfo) -> Limits:
         """Fit the settings into the workers' sizes. Raises InvalidRequest where they do not."""
         from surestep_common.kv_groups import ALL
@@ -137,6 +147,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         from .core.limits import Limits
         from .speculation.draft_length import StepCosts  # numpy, which settings alone do not need
 
+        self._check_tiers(info)
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
         chunk = max(1, info.prompt_chunk)
         slots = min(info.num_slots, max(1, tokens - chunk))
@@ -170,5 +181,6 @@ class SchedulerSettings(PeerSettings, TraceSettings):
                 at_once=info.costs.drafts_at_once,
             ),
             enable_prefix_caching=self.enable_prefix_caching,
+            tiers=tuple(info.tiers),
             headless=info.headless,
         )

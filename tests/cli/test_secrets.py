@@ -32,6 +32,7 @@ VALUES = {
     "grpc_secret": SECRET,
     "hf_token": SECRET,
     "responses_store": f"redis://user:{SECRET}@cache:6379/0",
+    "kv_offloading_store": f"rediss://user:{SECRET}@cache:6379/1",
 }
 NO_SECRETS = {
     "ssl_keyfile",
@@ -75,6 +76,7 @@ WRONG: dict[str, Any] = {
     "grpc_secret": f"{SECRET}\n{SECRET}",
     "hf_token": [SECRET],
     "responses_store": f"http://user:{SECRET}@cache",
+    "kv_offloading_store": f"http://user:{SECRET}@cache",
 }
 
 

@@ -20,7 +20,7 @@ _PATH = re.compile(  # of a file or folder of the repository, with stars for som
 )
 _MAX_FIRST_PAGE = 100  # lines
 _MAX_WORDS = 37_000  # of the pages that are read, as `wc -w` counts
-_MAX_REFERENCE_WORDS = 2_900  # of those in which a word, a question or a size is looked up
+_MAX_REFERENCE_WORDS = 2_500  # of those in which a word, a question or a size is looked up
 _MAX_FIRST_SENTENCE = 30  # words
 _WAITING = "What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those"  # for their noun
 _WAITING_SENTENCE = re.compile(

@@ -28,7 +28,6 @@ _MEDIAN_WAIVERS = {
     "gateway/surestep_gateway/text": 105,
     "kernels/surestep_kernels": 66,
     "kernels/surestep_kernels/columns/cpu": 79,
-    "scheduler_svc/surestep_scheduler/policy": 103,
     "scheduler_svc/surestep_scheduler/vllm": 105,
     "worker_svc/surestep_worker/drafters": 56,
     "worker_svc/surestep_worker/host": 56,

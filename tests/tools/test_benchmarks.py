@@ -21,6 +21,7 @@ import latents
 import launch
 import memory
 import mixes
+import model_impl
 import offline
 import online
 import peers
@@ -162,6 +163,18 @@ def test_latents_times_steps_over_contexts(
     latents.main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["context"] for line in lines if "context" in line] == [9, 40]
+
+
+def test_model_impl_compares_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    least = ["--rows", "1", "3", "--layers", "1", "--hidden", "256", "--times", "1"]
+    monkeypatch.setattr(sys, "argv", ["model_impl.py", *least, "--threads", "1"])
+    model_impl.main()
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {count: set(each) for count, each in rows.items()} == {
+        count: {"surestep", "transformers", "ratio"} for count in ("1", "3")
+    }
 
 
 SMALL = ("--device", "cpu", "--context", "24", "--kv-memory", "0.01")

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
-from surestep_common.access import PeerSettings, is_local
+from surestep_common.access import is_local
 from surestep_common.config import Count, gpus_are_hidden
 from surestep_common.gguf import ModelPath
 from surestep_common.model_files import OVERRIDES_OF_GATEWAY
 
 from surestep_worker.checkpoint.model_folder import Replacements
 from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
+from surestep_worker.configs.offloading import OffloadingSettings
 
 GPU = Path("/dev/nvidiactl")
 _OTHER_GPUS = (Path("/dev/dxg"), Path("/dev/nvmap"))  # of WSL, of boards with memory in common
@@ -88,7 +89,7 @@ def _implementation(value: Any) -> Any:
     return "surestep" if _lower(value) == "vllm" else _lower(value)
 
 
-class ModelSettings(PeerSettings):
+class ModelSettings(OffloadingSettings):
     """Settings of the model: what is read of it, what drafts for it, and the memory it gets."""
 
     model: ModelPath | None = Field(

@@ -39,6 +39,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "block_size",
         "enable_prefix_caching",
         "snapshot_memory",
+        "kv_offloading_size",
+        "kv_offloading_folder",
+        "kv_offloading_folder_size",
+        "kv_offloading_store",
+        "kv_offloading_store_size",
+        "kv_transfer_config",
         "share_prefix_cache_between_keys",
     ),
     "Steps": (

@@ -115,6 +115,21 @@ _COUNTERS: tuple[Field[SchedulerStats], ...] = (
         lambda s: s.num_snapshot_evictions,
     ),
     Field(
+        "surestep:tier_queries",
+        "Tokens that the tiers behind the KV blocks were asked for.",
+        lambda s: s.num_tier_queries,
+    ),
+    Field(
+        "surestep:tier_hits",
+        "Tokens that requests went on from by blocks of these tiers.",
+        lambda s: s.num_tier_hits,
+    ),
+    Field(
+        "surestep:tier_stored_blocks",
+        "KV blocks that these tiers stored.",
+        lambda s: s.num_tier_stored_blocks,
+    ),
+    Field(
         "surestep:speculation_suspensions",
         "Times that speculation was suspended because acceptance had collapsed.",
         lambda s: s.num_speculation_suspensions,

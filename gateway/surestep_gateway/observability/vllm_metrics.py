@@ -73,8 +73,8 @@ _COUNTERS = (
         "Prompt tokens admitted, by where their state came from.",
         lambda s: (
             ("local_compute", s.prompt_tokens - s.num_prompt_tokens_cached),
-            ("local_cache_hit", s.num_prompt_tokens_cached),
-            ("external_kv_transfer", 0),
+            ("local_cache_hit", s.num_prompt_tokens_cached - s.num_prompt_tokens_loaded),
+            ("external_kv_transfer", s.num_prompt_tokens_loaded),
         ),
         "source",
     ),
@@ -86,7 +86,10 @@ _COUNTERS = (
     _Counter(
         "vllm:prompt_tokens_cached_by_source",
         "Prompt tokens found in the prefix cache, by the tier that had them.",
-        lambda s: (("device", s.num_prompt_tokens_cached),),
+        lambda s: (
+            ("device", s.num_prompt_tokens_cached - s.num_prompt_tokens_loaded),
+            ("external", s.num_prompt_tokens_loaded),
+        ),
         "source",
     ),
     _Counter("vllm:generation_tokens", "Tokens generated.", _one(lambda s: s.generation_tokens)),
@@ -94,6 +97,16 @@ _COUNTERS = (
         "vllm:prefix_cache_queries", "Tokens looked up.", _one(lambda s: s.prefix_cache_queries)
     ),
     _Counter("vllm:prefix_cache_hits", "Tokens found.", _one(lambda s: s.prefix_cache_hits)),
+    _Counter(
+        "vllm:external_prefix_cache_queries",
+        "Tokens asked of the tiers behind the KV blocks.",
+        _one(lambda s: s.num_tier_queries),
+    ),
+    _Counter(
+        "vllm:external_prefix_cache_hits",
+        "Tokens loaded from them.",
+        _one(lambda s: s.num_tier_hits),
+    ),
     _Counter("vllm:num_preemptions", "Preemptions.", _one(lambda s: s.num_preemptions)),
     _Counter("vllm:spec_decode_num_drafts", "Windows with drafts.", _one(lambda s: s.num_drafts)),
     _Counter(

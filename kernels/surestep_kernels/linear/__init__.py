@@ -27,6 +27,7 @@ from .reference import (
     PlainProducts,
     WeightFormat,
     dequantize,
+    e8m0,
     linear_reference,
     pack_linear_reference,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "alike",
     "concatenate",
     "dequantize",
+    "e8m0",
     "linear_reference",
     "pack_linear_reference",
     "pack_quantized_reference",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import repeat, takewhile
+from itertools import islice, repeat, takewhile
 
 import numpy as np
 from surestep_common.invariants import NULL_BLOCK, BoolArray
@@ -63,6 +63,9 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: dict[int, None] = {}  # ordered: released longest ago first
         self._drafted = [False] * num_blocks  # the drafter's rows of all its positions are valid
+        # Tiers behind the pool have its content: 1 without the drafter's rows, 2 with them.
+        self._stored = [0] * num_blocks
+        self._unstored: dict[int, None] = {}  # cached ones with more than that; ordered
 
     @property
     def num_available(self) -> int:
@@ -87,12 +90,14 @@ class BlockPool:
             block = self._free.pop() if self._free else self._evict()
             self._refs[block] = 1
             self._drafted[block] = False
+            self._stored[block] = 0
             blocks.append(block)
         return blocks
 
     def _evict(self) -> int:
         block = next(iter(self._cached))
         del self._cached[block]
+        self._unstored.pop(block, None)
         key = self._keys[block]
         assert key is not None
         del self._block_of[key]
@@ -105,6 +110,7 @@ class BlockPool:
         for block in blocks:
             if not refs[block]:
                 del self._cached[block]
+                self._unstored.pop(block, None)
             refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -118,6 +124,8 @@ class BlockPool:
                 self._free.append(block)
             else:
                 self._cached[block] = None
+                if self._stored[block] < 1 + self._drafted[block]:
+                    self._unstored[block] = None
 
     def publish(self, block: int, key: bytes) -> None:
         """Give a block in use its content key, unless another block has it already."""
@@ -135,7 +143,13 @@ class BlockPool:
         self._keys[block] = None
         if block in self._cached:
             del self._cached[block]
+            self._unstored.pop(block, None)
             self._free.append(block)
+
+    def clear(self) -> None:
+        """Make all content unfindable."""
+        for key in list(self._block_of):
+            self.forget(key)
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Make the content of these blocks, which are in use, unfindable."""
@@ -153,6 +167,25 @@ class BlockPool:
     def num_drafted(self, blocks: Iterable[int]) -> int:
         """Count the leading blocks that are marked as drafted."""
         return sum(1 for _ in takewhile(self._drafted.__getitem__, blocks))
+
+    def unstored(self, most: int) -> list[tuple[int, bytes, bool]]:
+        """Return cached blocks that tiers lack, their keys, and whether drafter's rows are valid.
+
+        Those come first that were released last: the beginning of a sequence before its end.
+        """
+        keys = self._keys
+        found = islice(reversed(self._unstored), most)
+        return [(b, key, self._drafted[b]) for b in found if (key := keys[b]) is not None]
+
+    def mark_stored(self, block: int, *, drafted: bool) -> None:
+        """Note that tiers have the content of a block in use, perhaps with the drafter's rows."""
+        assert self._refs[block] > 0, block
+        self._stored[block] = max(self._stored[block], 1 + drafted)
+
+    def pass_over(self, blocks: Iterable[int]) -> None:
+        """Leave cached blocks unstored until they are released again."""
+        for block in blocks:
+            self._unstored.pop(block, None)
 
     def lookup(self, key: bytes) -> int | None:
         """Return the block with this content, in use or cached."""
@@ -207,3 +240,4 @@ class BlockPool:
         keyed = {key: block for block, key in enumerate(self._keys) if key is not None}
         assert keyed == self._block_of, "the index and the keys differ"
         assert cached <= set(keyed.values()), "a cached block has no content"
+        assert set(self._unstored) <= cached, "a block to be stored is not cached"

@@ -23,14 +23,16 @@ prefix after that. Nothing counts as taken before the result says so.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from surestep_common.kv_groups import ALL, KVGroups
 
 from .blocks import BlockPool, BlockTable
+
+KEY_BYTES = 16
 
 
 class PrefixChain:
@@ -60,11 +62,21 @@ class PrefixChain:
             content = tokens[start : start + size + self._ahead].tobytes()
             if start + size > self._shared_len:
                 content += self._shared_len.to_bytes(8)
-            keys.append(blake2b(keys[-1] + content, digest_size=16).digest())
+            keys.append(blake2b(keys[-1] + content, digest_size=KEY_BYTES).digest())
         return keys[since + 1 : upto + 1]
 
 
-def longest(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> int:
+class Finder(Protocol):
+    """Content of blocks, as far as prefixes are looked for in it."""
+
+    def lookup(self, key: bytes) -> int | None:
+        """Return a number for content that there is, and None for other content."""
+
+    def leading(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the numbers of the first contents, up to one that is missing."""
+
+
+def longest(pool: Finder, keys: Sequence[bytes], groups: KVGroups) -> int:
     """Return how many leading blocks with these keys every group has, as far as it needs them."""
     upto = len(keys)
     for group, window in enumerate(groups.windows):
@@ -80,7 +92,7 @@ def longest(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> int:
 
 
 def _longest_seen(
-    pool: BlockPool, keys: Sequence[bytes], groups: KVGroups, group: int, window: int
+    pool: Finder, keys: Sequence[bytes], groups: KVGroups, group: int, window: int
 ) -> int:
     """Return the longest prefix, in blocks, of which all that a token behind it sees is there."""
     upto = len(keys)
@@ -138,6 +150,11 @@ def in_group(group: int, keys: Iterable[bytes]) -> Iterator[bytes]:
     return (key + own for key in keys)
 
 
+def group_of(key: bytes) -> int:
+    """Return the KV group that has a block under this key."""
+    return int.from_bytes(key[KEY_BYTES:])
+
+
 class Snapshot(NamedTuple):
     """Recurrent state behind the first `num_blocks` blocks of a prefix."""
 
@@ -153,12 +170,16 @@ class SnapshotCache:
         self.pool = BlockPool(1 + num_ids)
         self._num_blocks = [0] * (1 + num_ids)  # by id
 
-    def longest(self, keys: Sequence[bytes]) -> Snapshot:
-        """Find the longest prefix with a snapshot, given the chained keys of its blocks."""
+    def longest(self, keys: Sequence[bytes], others: Container[bytes] = ()) -> Snapshot:
+        """Find the longest prefix with a snapshot, given the chained keys of its blocks.
+
+        Prefixes under `others` have one that is not here.
+        """
         for num_blocks in range(len(keys), 0, -1):
-            found = self.pool.lookup(keys[num_blocks - 1])
-            if found is not None:
-                return Snapshot(num_blocks, found)
+            key = keys[num_blocks - 1]
+            found = self.pool.lookup(key)
+            if found is not None or key in others:
+                return Snapshot(num_blocks, found or 0)
         return Snapshot(0, 0)
 
     def restore(self, snapshot: int, num_blocks: int) -> None:
@@ -174,6 +195,10 @@ class SnapshotCache:
     def share(self, snapshot: int) -> None:
         """Hold an id once more that another plan in flight may take."""
         self.pool.acquire([snapshot])
+
+    def num_blocks(self, snapshot: int) -> int:
+        """Return the blocks of the prefix that a snapshot stands for."""
+        return self._num_blocks[snapshot]
 
     def publish(self, snapshot: int, key: bytes, num_blocks: int) -> bool:
         """Make a snapshot findable that was taken behind the prefix `key` of `num_blocks` blocks.

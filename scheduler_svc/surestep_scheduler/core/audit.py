@@ -12,10 +12,15 @@ if TYPE_CHECKING:
 
 def audit(state: SchedulerState) -> None:
     """Assert that slots, blocks, queues, tenants and ledgers fit together."""
-    state.pool.check([t.blocks for t in [*state.running, *state.quarantine]])
-    state.snapshots.check([ids for plan in state.in_flight for ids in plan.snapshot_ids])
-    held = [t.slot for t in [*state.running, *state.quarantine]]
-    assert sorted(held + state.free_slots) == list(range(state.limits.num_slots)), "slots"
+    held = list(state.tiers.held)
+    tables = [t.blocks for t in [*state.running, *state.quarantine]]
+    state.pool.check([*tables, *(blocks for blocks, _ in held)])
+    named = [ids for plan in state.in_flight for ids in plan.snapshot_ids]
+    state.snapshots.check([*named, *(ids for _, ids in held)])
+    waiting = {seq.request.id for seq in state.waiting}
+    assert state.tiers.quests.keys() <= waiting, "a request asks the tiers and does not wait"
+    taken = [t.slot for t in [*state.running, *state.quarantine]]
+    assert sorted(taken + state.free_slots) == list(range(state.limits.num_slots)), "slots"
     state.waiting.check()
     assert state.running == sorted(state.running, key=lambda t: t.seq.order)
     seqs = sorted([*state.waiting, *(t.seq for t in state.running)], key=id)

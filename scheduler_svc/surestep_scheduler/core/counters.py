@@ -47,8 +47,12 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prompt_tokens_cached: int = 0
+    prompt_tokens_loaded: int = 0  # of these, from tiers behind the pool
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    tier_queries: int = 0  # tokens that tiers behind the pool were asked for
+    tier_hits: int = 0  # of them, those that requests went on from
+    tier_stored: int = 0  # blocks
     snapshot_queries: int = 0
     snapshot_hits: int = 0
     snapshot_evictions: int = 0

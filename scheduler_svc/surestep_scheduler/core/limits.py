@@ -41,6 +41,7 @@ class Limits:
     costs: StepCosts | None = None  # None: not measured
     snapshot_interval: int = 64  # between snapshots of a request that decodes
     enable_prefix_caching: bool = True
+    tiers: tuple[str, ...] = ()  # behind the block pool, the nearest first
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
     max_plan_bytes: int = MAX_PLAN_BYTES
     headless: bool = False  # the model has no output head: every request must be pooled
@@ -93,6 +94,12 @@ class Limits:
     def snapshot_border(self) -> int:
         """Tokens at whose multiples a prompt's state is a block's and can be gone on from."""
         return math.lcm(self.block_size, self.prompt_chunk)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Return whether prefixes may be found in tiers behind the pool."""
+        usable = self.usable_snapshots > 0 or not self.recurrent
+        return bool(self.tiers) and self.enable_prefix_caching and usable
 
     @property
     def usable_snapshots(self) -> int:

@@ -6,6 +6,8 @@ rejected or discarded.
 
 from __future__ import annotations
 
+from collections.abc import Container
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from surestep_common.kv_groups import ALL, KVGroups
 
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool, BlockTable
-from surestep_scheduler.cache.prefix import SnapshotCache
+from surestep_scheduler.cache.prefix import Finder, Snapshot, SnapshotCache
 
 from .limits import Limits
 from .messages import Extend, GiveBack
@@ -46,24 +48,43 @@ def cached_prefix(
     seq: Sequence, pool: BlockPool, snapshots: SnapshotCache, limits: Limits
 ) -> CachedPrefix:
     """Find the longest prefix that is cached, leaving a token or more to compute."""
-    groups, snapshot_id = limits.groups, 0
+    keys = wanted_keys(seq, limits)
+    keys = keys[: prefix.longest(pool, keys, limits.groups)]
+    known_len = len(keys) * limits.block_size
+    num_blocks, snapshot_id = usable_prefix(keys, pool, snapshots, limits)
+    branch_len = known_len // limits.snapshot_border * limits.snapshot_border
+    if not limits.usable_snapshots or branch_len <= num_blocks * limits.block_size:
+        branch_len = 0
+    tables = prefix.cached_tables(pool, keys[:num_blocks], limits.groups)
+    return CachedPrefix(num_blocks, tables, snapshot_id, branch_len)
+
+
+def wanted_keys(seq: Sequence, limits: Limits) -> list[bytes]:
+    """Return the keys of the blocks that a request would take from a cache, from its first on."""
     wanted = limits.enable_prefix_caching and not seq.num_non_finite and not seq.needs_whole_prompt
     most = (len(seq.tokens) - 1) // limits.block_size if wanted else 0
-    keys = seq.chain.keys(seq.tokens, 0, most)
-    keys = keys[: prefix.longest(pool, keys, groups)]
-    known_len = len(keys) * limits.block_size
-    while limits.recurrent:
-        num_blocks, snapshot_id = snapshots.longest(keys)
-        keys = keys[:num_blocks]
-        reached = prefix.longest(pool, keys, groups)
-        if reached == num_blocks:
-            break
-        keys = keys[:reached]
-    branch_len = known_len // limits.snapshot_border * limits.snapshot_border
-    if not limits.usable_snapshots or branch_len <= len(keys) * limits.block_size:
-        branch_len = 0
-    tables = prefix.cached_tables(pool, keys, groups)
-    return CachedPrefix(len(keys), tables, snapshot_id, branch_len)
+    return seq.chain.keys(seq.tokens, 0, most)
+
+
+def usable_prefix(
+    keys: Seq[bytes],
+    pool: Finder,
+    snapshots: SnapshotCache,
+    limits: Limits,
+    other_snapshots: Container[bytes] = (),
+) -> Snapshot:
+    """Return the longest prefix with these keys that can be gone on from, with its snapshot.
+
+    `other_snapshots`: see SnapshotCache.longest.
+    """
+    while True:
+        reached = prefix.longest(pool, keys, limits.groups)
+        if not limits.recurrent:
+            return Snapshot(reached, 0)
+        found = snapshots.longest(keys[:reached], other_snapshots)
+        if prefix.longest(pool, keys[: found.num_blocks], limits.groups) == found.num_blocks:
+            return found
+        keys = keys[: found.num_blocks]
 
 
 def fresh_blocks(cached: CachedPrefix, cover: int, limits: Limits) -> list[int]:

@@ -14,6 +14,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.prefix import SnapshotCache
+from surestep_scheduler.cache.tiers import Action, BlockLine, SnapshotLine, TierBooks
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
@@ -51,6 +52,7 @@ class SchedulerState:
         self.running: list[Tenancy] = []  # sorted by order
         self._arrivals = count()
         self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
+        self.tiers = TierBooks()
         self.forget_caches()
         self._reset_workers()
 
@@ -58,6 +60,11 @@ class SchedulerState:
         """Begin with empty blocks, and without snapshots."""
         self.pool = BlockPool(self.limits.num_blocks)
         self.snapshots = SnapshotCache(self.limits.usable_snapshots)
+
+    def clear_prefix_cache(self) -> None:
+        """Make everything unfindable that blocks and snapshots hold by now."""
+        self.pool.clear()
+        self.snapshots.pool.clear()
 
     def _reset_workers(self) -> None:
         """Begin an epoch, in which nothing but blocks and snapshots is on the workers."""
@@ -137,6 +144,7 @@ class SchedulerState:
                 self.counters.canaries += 1
                 self.poison.canary_lived()
         self.poison.close(seq.request.id)
+        self.tiers.quests.pop(seq.request.id, None)
         del self.open[seq.request.id]
         if seq.tenancy is not None:
             self.release(seq.tenancy)
@@ -212,18 +220,24 @@ class SchedulerState:
         seq.tenant.num_running += 1
         seq.tenancy = tenancy
         self.tables.admit(tenancy)
+        quest = self.tiers.quests.pop(seq.request.id, None)
+        loaded = quest.loaded(tenancy.num_cached) if quest is not None else 0
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
             seq.num_cached = tenancy.num_cached
             if seq.request.id != CANARY:
                 self.counters.prompt_tokens += seq.prompt_len
                 self.counters.prompt_tokens_cached += min(tenancy.num_cached, seq.prompt_len)
+                self.counters.prompt_tokens_loaded += min(loaded, seq.prompt_len)
         if self.snapshots.num_ids:
             self.counters.snapshot_queries += 1
             self.counters.snapshot_hits += tenancy.snapshot_id > 0
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
+        if quest is not None:
+            self.counters.tier_queries += len(seq.tokens) - quest.cached_len
+            self.counters.tier_hits += loaded
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
@@ -289,8 +303,17 @@ class SchedulerState:
         prefix.forget(self.pool, keys, self.limits.groups)
         for key in keys:
             self.snapshots.forget(key)
+        if self.limits.has_tiers:
+            self._forget_in_tiers(keys)
         self.release(tenancy)
         self._requeue(seq)
+
+    def _forget_in_tiers(self, keys: list[bytes]) -> None:
+        groups = range(len(self.limits.kv_windows))
+        blocks = (BlockLine(own, g) for g in groups for own in prefix.in_group(g, keys))
+        snapshots = (SnapshotLine(key, 1 + i) for i, key in enumerate(keys))
+        wanted = snapshots if self.limits.recurrent else ()
+        self.tiers.order(Action.FORGET, blocks=tuple(blocks), snapshots=tuple(wanted))
 
     def _requeue(self, seq: Sequence) -> None:
         seq.prompt_logprobs = None
@@ -312,6 +335,7 @@ class SchedulerState:
         for plan in list(self.in_flight):
             self.acknowledge(plan)
         self.sweep()
+        self.tiers.drop(self.pool, self.snapshots)
         self._reset_workers()
         self.counters.replayed_requests += len(replayed)
         return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))

@@ -69,6 +69,7 @@ class Engine:
         self.adapters = Adapters(settings.adapters)
         self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
         self.next_version: str | None = None  # of weights that ranks are to come back with
+        self.updating = False  # an update is under way, which may wait for requests first
         self._unsettled = False  # ranks can go back to the weights of before
         self.supervisors = Supervisors(settings.supervisor_addresses)
         self.incidents = IncidentLog()
@@ -312,11 +313,10 @@ class Engine:
         limits = self._settings.limits(infos[0])
         state = self.state or SchedulerState(limits)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
-        ordered = infos[0].weight_version == self.next_version
-        fits = same_model or ordered
+        fits = same_model or infos[0].weight_version == self.next_version
         refused = refit(state, limits, same_model=fits, lost_adapters=lost_adapters)
         self.next_version = None
-        if self.infos and not (same_model or ordered):
+        if self.infos and not fits:
             logger.warning("the workers serve another model now: %s", infos[0].model_path)
         if refused:
             logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)

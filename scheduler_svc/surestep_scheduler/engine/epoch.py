@@ -20,6 +20,7 @@ from surestep_scheduler.core.poison import CANARY, Window
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.policy.tiering import settle
 
 from .incidents import IncidentLog
 from .open_requests import OpenRequests, Outbox
@@ -88,6 +89,9 @@ class Epoch:
         try:
             async with asyncio.TaskGroup() as tasks:
                 group.start(tasks, self._wake.set, self._state.epoch)
+                if self._state.limits.has_tiers:
+                    group.tiers.start(tasks, self._wake.set, self._state.epoch)
+                    self._open_tiers()
                 await self._drive(group)
         except* SurestepError as lost:
             errors = [error for error in lost.exceptions if isinstance(error, SurestepError)]
@@ -103,12 +107,15 @@ class Epoch:
                 raise self._interruption
             for outcome in group.take():
                 self._apply(outcome)
+            for answer in group.tiers.take():
+                settle(self._state, answer)
 
     async def _send_plans(self, group: WorkerGroup) -> None:
         state = self._state
         while len(state.in_flight) <= state.limits.pipeline_depth:
             now = self._clock()
             plan = None if self._paused() else schedule(state, now)
+            group.tiers.send(state.tiers.take_unsent(), state.limits.block_size)
             if plan is None:
                 self._monitor.nothing_to_send()
                 return
@@ -217,6 +224,11 @@ class Epoch:
         if self._state.open:
             return math.inf
         return self._token_at + CANARY_INTERVAL_S
+
+    def _open_tiers(self) -> None:
+        """Have a first step: workers take orders to their tiers from then on."""
+        if CANARY not in self._state.open:
+            self._send_canary(self._clock())
 
     def _send_canary(self, now: float) -> None:
         """Queue an ordinary request, so that what it shows holds for the others."""

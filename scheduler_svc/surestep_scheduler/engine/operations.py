@@ -31,12 +31,20 @@ async def restart_workers(engine: Engine, reason: str) -> int:
     return epoch
 
 
-async def pause(engine: Engine, level: int, mode: pb.PauseMode, tags: Sequence[str]) -> int:
+async def pause(
+    engine: Engine,
+    level: int,
+    mode: pb.PauseMode,
+    tags: Sequence[str],
+    *,
+    clear_cache: bool = False,
+) -> int:
     """Stop planning and, from level 1 on, end the workers; return the number of aborted requests.
 
     Workers come again when the parts called `tags` were woken, or all. A caller that does not wait
-    for the pause has asked for nothing. Raises InvalidRequest, and Unavailable where no supervisor
-    could bring workers back.
+    for the pause has asked for nothing. `clear_cache`: what comes later finds no prefix of before
+    in the workers' blocks. Raises InvalidRequest, and Unavailable where no supervisor could bring
+    workers back.
     """
     if level:
         _check_supervised(engine)
@@ -54,6 +62,8 @@ async def pause(engine: Engine, level: int, mode: pb.PauseMode, tags: Sequence[s
             engine.interrupt(Slept(pauses.words))
         pauses.announce()
         await pauses.until(lambda: _stopped(engine), _POLL_S)
+        if clear_cache and engine.state is not None:
+            engine.state.clear_prefix_cache()
     except asyncio.CancelledError:
         if first:
             pauses.wake(())

@@ -29,7 +29,8 @@ _ATTEMPTS = 3  # of a rank to start with other weights
 async def stage(
     engine: Engine, parts: AsyncIterator[supervisor_pb2.WeightPart]
 ) -> supervisor_pb2.StagedWeights:
-    """Take in weights on every rank. Raises InvalidRequest, Unavailable."""
+    """Take in weights on every rank. Raises InvalidRequest, and Unavailable during an update."""
+    _check_alone(engine)
     if not engine.supervisors.exist:
         raise Unavailable("no supervisor is known that could hold other weights")
     return await engine.supervisors.stage_weights(parts)
@@ -46,8 +47,20 @@ async def update_weights(
     if engine.infos and engine.infos[0].weight_version == version:
         message = f"weights of version '{version}' are served already: name these otherwise"
         raise InvalidRequest(message, param="weight_version")
-    if engine.next_version is not None:
+    _check_alone(engine)
+    engine.updating = True
+    try:
+        return await _update(engine, version, mode)
+    finally:
+        engine.updating = False
+
+
+def _check_alone(engine: Engine) -> None:
+    if engine.updating or engine.next_version is not None:
         raise Unavailable("other weights are on their way", retry_after=RETRY_AFTER_S)
+
+
+async def _update(engine: Engine, version: str, mode: pb.PauseMode) -> pb.UpdateWeightsResponse:
     before, model = engine.pauses.info, engine.model_fingerprint
     response = pb.UpdateWeightsResponse()
     if before is None and mode == pb.PAUSE_ABORT:

@@ -26,6 +26,7 @@ from surestep_proto.worker_pb2_grpc import WorkerStub
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Request
 
+from .tier_streams import TierStreams
 from .wire import from_proto
 
 _COMPILE_S = 35.0  # for a rank to compile a grammar; its own limit is shorter
@@ -51,6 +52,7 @@ _COMMON = (
     "max_loras",
     "max_lora_rank",
     "kv_windows",
+    "tiers",
 )
 
 
@@ -67,6 +69,7 @@ class WorkerGroup:
         self._epoch = 0
         self._compiled = OrderedDict[bytes, None]()  # grammars by owner, the latest last
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
+        self.tiers = TierStreams(self._stubs)
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
         """Ask every rank for facts. Raises a SurestepError unless all are ready, in one group."""
@@ -203,6 +206,7 @@ class WorkerGroup:
         """Cancel the streams and close the channels."""
         for call in self._calls:
             call.cancel()
+        self.tiers.cancel()
         for channel in self._channels:
             await channel.close(None)
 

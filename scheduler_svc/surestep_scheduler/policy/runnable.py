@@ -144,8 +144,7 @@ def runnable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
         needed = missing.sum(axis=0)
         if needed.sum() <= state.pool.num_available:
             break
-        if state.quarantine or state.tables.will_give_back(slots_of(state.running)):
-            # Blocks come back with the next result.
+        if _blocks_come_back(state):
             covered = (needed.cumsum() <= state.pool.num_available) | (needed == 0)
             slot, missing = slot[covered], missing[:, covered]
             break
@@ -153,6 +152,13 @@ def runnable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
     prefilling = slots.len_hi[slot] < slots.prefill_len[slot]
     state.tables.extend(slot[prefilling], missing[:, prefilling])
     return slot[~prefilling], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
+
+
+def _blocks_come_back(state: SchedulerState) -> bool:
+    """Return whether the next results, or answers of the tiers, bring blocks."""
+    if state.quarantine or state.tiers.num_held:
+        return True
+    return state.tables.will_give_back(slots_of(state.running))
 
 
 def _wanting(state: SchedulerState) -> tuple[IntArray, IntArray]:

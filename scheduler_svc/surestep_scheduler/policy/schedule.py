@@ -34,6 +34,7 @@ from surestep_scheduler.core.state import SchedulerState
 from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
 from .runnable import entitled_slots, make_room, runnable, slots_of
 from .snapshot_requests import snapshot_requests, up_to_branch
+from .tiering import admissible, store_idle
 
 
 def schedule(state: SchedulerState, now: float) -> Plan | None:
@@ -44,13 +45,15 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     entitled = entitled_slots(state)
     make_room(state, entitled)
     ready, prefilling = runnable(state)
-    candidates = state.waiting.first(len(state.free_slots), state.poison.allows, entitled)
+    candidates = admissible(state, entitled)
     prompts = turns(state, [*prefilling, *candidates])
     step, budget = _StepBuilder(state), state.limits.max_num_batched_tokens
     prompt_tokens = sum(turn.num_tokens for turn in prompts)
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
-    return step.finish()
+    plan = step.finish()
+    store_idle(state)
+    return plan
 
 
 class _StepBuilder:

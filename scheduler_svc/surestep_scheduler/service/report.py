@@ -199,6 +199,7 @@ def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
         pause=engine.pauses.info,
         adapters=_adapters(engine, asked),
         **_room(state),
+        **_tiers(counters),
     )
 
 
@@ -233,6 +234,16 @@ def _room(state: SchedulerState) -> dict[str, int]:
         "num_slots_used": num_slots - len(state.free_slots),
         "num_snapshots_total": snapshots.num_blocks - 1,
         "num_snapshots_held": snapshots.num_blocks - 1 - snapshots.num_free,
+    }
+
+
+def _tiers(counters: Counters) -> dict[str, int]:
+    """Use of the tiers behind the blocks."""
+    return {
+        "num_tier_queries": counters.tier_queries,
+        "num_tier_hits": counters.tier_hits,
+        "num_tier_stored_blocks": counters.tier_stored,
+        "num_prompt_tokens_loaded": counters.prompt_tokens_loaded,
     }
 
 

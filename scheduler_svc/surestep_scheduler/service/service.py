@@ -157,7 +157,9 @@ class SchedulerService(SchedulerServicer):
     async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
         """Stop planning, and end the workers from level 1 on."""
         mode = request.mode or pb.PAUSE_ABORT
-        num_aborted = await operations.pause(self._engine, request.level, mode, request.tags)
+        num_aborted = await operations.pause(
+            self._engine, request.level, mode, request.tags, clear_cache=request.clear_cache
+        )
         held = self._engine.held_weight_bytes if self._engine.pauses.level else 0
         return pb.PauseResponse(num_aborted=num_aborted, held_weight_bytes=held)
 

@@ -53,9 +53,9 @@ FURTHER = {  # families with a label more, which vLLM has and dashboards split b
     "vllm:num_requests_waiting_by_reason": ("reason", {"capacity": 7.0, "deferred": 0.0}),
     "vllm:prompt_tokens_by_source_total": (
         "source",
-        {"local_compute": 160.0, "local_cache_hit": 40.0, "external_kv_transfer": 0.0},
+        {"local_compute": 160.0, "local_cache_hit": 28.0, "external_kv_transfer": 12.0},
     ),
-    "vllm:prompt_tokens_cached_by_source_total": ("source", {"device": 40.0}),
+    "vllm:prompt_tokens_cached_by_source_total": ("source", {"device": 28.0, "external": 12.0}),
 }
 
 
@@ -84,6 +84,7 @@ def told(running: int, scale: int = 1) -> SchedulerStats:
         num_blocks_used=25 * running,
         prompt_tokens=100 * scale,
         num_prompt_tokens_cached=20 * scale,
+        num_prompt_tokens_loaded=6 * scale,
         generation_tokens=50 * scale,
         num_step_tokens=150 * scale,
         num_steps_by_tokens={1: 3 * scale, 8: 2 * scale, 0: scale},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.clients.vector_requests import POOLINGS
-from support.parity.lifecycle import MODEL, PREFIXES, Lifecycle
+from support.parity.lifecycle import KINDS, MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import IntArray, LedgerError
 from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.prefix import SnapshotCache
+from surestep_scheduler.cache.tiers import Answer, Order
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Extend, GiveBack, Kept, Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.slots import CachedPrefix, Lookup, Tables, fresh_blocks
 from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.policy import tiering
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(
@@ -37,6 +39,7 @@ def live(
     num_events: int,
     kind: str = "stateless",
     adaptive: bool = False,
+    tiers: bool = False,
 ) -> None:
     """A long life with the weights of a busy server."""
     machine.start(
@@ -46,6 +49,7 @@ def live(
         kind=kind,
         adaptive=adaptive,
         faulty=rng.choice([0.0, 0.2]),
+        tiers=tiers,
     )
     weights = {
         "arrive": 6,
@@ -55,7 +59,7 @@ def live(
         "fence": 0.3,
         "deliver_dead": 1,
     }
-    weights |= {"plan": 30, "execute": 30, "deliver": 30, "draft_again": 5}
+    weights |= {"plan": 30, "execute": 30, "deliver": 30, "draft_again": 5, "move": 20}
     for event in rng.choices(list(weights), list(weights.values()), k=num_events):
         if event == "arrive":
             machine.arrive(**wishes(rng))
@@ -69,7 +73,7 @@ def live(
             machine.fence(chance=0)
         elif event == "deliver_dead" and machine.dead:
             machine.deliver_dead()
-        elif event in ("plan", "execute", "deliver"):
+        elif event in ("plan", "execute", "deliver", "move"):
             getattr(machine, event)()
         elif event == "draft_again" and machine.state.speculation.alarm.suspended:
             machine.draft_again()
@@ -125,6 +129,56 @@ def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     if kind in ("recurrent", "both"):
         assert counters.snapshots_taken > 20
         assert counters.snapshot_hits > 2
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.rotates(4, always=("both-2", "window-0"))
+def test_long_life_with_tiers(kind: str, depth: int) -> None:
+    machine, rng = Lifecycle(), random.Random(17)
+    while True:  # until one has a prefix cache
+        live(machine, rng, depth=depth, num_events=3000, kind=kind, tiers=True)
+        if machine.state.limits.enable_prefix_caching:
+            break
+    useful = kind != "no snapshots"
+    assert (machine.tiers.num_stored > 50) == useful
+    assert (machine.state.counters.tier_hits > 20) == useful
+
+
+def all_was_loaded(answer: Answer) -> Answer:
+    return answer._replace(blocks=np.ones_like(answer.blocks))
+
+
+def all_has_drafter_rows(answer: Answer) -> Answer:
+    return answer._replace(drafted=answer.blocks)
+
+
+def all_snapshots_were_loaded(answer: Answer) -> Answer:
+    return answer._replace(snapshots=np.ones_like(answer.snapshots))
+
+
+@pytest.mark.parametrize(
+    ("believes", "kind"),
+    [
+        (all_was_loaded, "stateless"),
+        (all_was_loaded, "window"),
+        (all_has_drafter_rows, "drafter"),
+        (all_snapshots_were_loaded, "recurrent"),
+    ],
+)
+def test_tiers_are_believed_no_more_than_they_say(
+    believes: Callable[[Answer], Answer], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation catches a scheduler that is careless."""
+    loaded = tiering._loaded
+
+    def credulous(state: SchedulerState, order: Order, answer: Answer) -> None:
+        loaded(state, order, believes(answer))
+
+    monkeypatch.setattr(tiering, "_loaded", credulous)
+    rng = random.Random(1)
+    with pytest.raises((AssertionError, LedgerError, KeyError)):
+        live(Lifecycle(), rng, depth=2, num_events=8000, kind=kind, tiers=True)
 
 
 class NoQuarantine(SchedulerState):

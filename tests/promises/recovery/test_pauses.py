@@ -233,3 +233,35 @@ async def test_nobody_sleeps_whom_nobody_could_wake() -> None:
         await client.stub.Pause(pb.PauseRequest(level=0))
         await client.stub.Resume(pb.ResumeRequest())
         assert (await client.generate(MESSAGES[0])).tokens == EXPECTED[0]
+
+
+async def test_updates_exclude_each_other_from_their_pause_on() -> None:
+    async with busy() as engine:
+        stub = engine.client.stub
+        first = asyncio.ensure_future(
+            stub.UpdateWeights(pb.UpdateWeightsRequest(version="first", mode=pb.PAUSE_WAIT))
+        )
+        await engine.client.until(lambda stats: stats.HasField("pause"))
+        error = await code_of(stub.UpdateWeights(pb.UpdateWeightsRequest(version="second")))
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert error.details() == "other weights are on their way"
+        error = await code_of(stub.StageWeights(iter(())))
+        assert error.details() == "other weights are on their way"
+        assert not first.done()
+        engine.gate.opened.set()
+        assert (await code_of(first)).details() != "other weights are on their way"
+        assert [one.tokens for one in await engine.answers()] == EXPECTED
+
+
+@pytest.mark.parametrize("clears", [False, True])
+async def test_a_pause_may_clear_the_prefix_cache(clears: bool) -> None:
+    async with busy() as engine:
+        engine.gate.opened.set()
+        await engine.answers()
+        stub = engine.client.stub
+        await stub.Pause(pb.PauseRequest(mode=pb.PAUSE_WAIT, clear_cache=clears))
+        await engine.resume()
+        before = (await engine.client.stats()).prefix_cache_hits
+        again = await engine.client.generate(MESSAGES[11])
+        assert again.tokens == EXPECTED[11]
+        assert ((await engine.client.stats()).prefix_cache_hits == before) == clears

@@ -24,10 +24,15 @@ from torch import Tensor, nn
 
 FORMATS = {
     "float-quantized": ("FP8", "FP8_DYNAMIC", "FP8_BLOCK"),
-    "int-quantized": ("W8A8",),
+    "int-quantized": ("W8A8", "W4AFP8", "W3A8"),
     "mxfp4-pack-quantized": ("MXFP4",),
+    "mxfp6-pack-quantized": ("MXFP6A16",),
+    "mxfp8-quantized": ("MXFP8",),
     "nvfp4-pack-quantized": ("NVFP4", "NVFP4A16"),
-    "pack-quantized": ("W4A16", "W4A16_ASYM", "W8A16", "W2A16"),
+    "pack-quantized": (
+        *("W4A16", "W4A16_ASYM", "W8A16", "W2A16"),
+        *("W3A16", "W5A16", "W6A16", "W7A16"),
+    ),
 }
 PRESETS = {preset: form for form, presets in FORMATS.items() for preset in presets}
 
@@ -90,7 +95,7 @@ def compressed_twins(source: Path, schemes: Mapping[str, tuple[QuantizationSchem
 
     def convert(module: str, weight: Tensor) -> Matrix | None:
         found = next((s for end, s in schemes.items() if module.endswith(end)), None)
-        if found is None:
+        if found is None or module.endswith("gate"):
             return None
         parts, meaning = compress(weight.bfloat16(), *found)
         return Matrix(

@@ -33,6 +33,7 @@ from surestep_worker.process import child
 from surestep_worker.process.child import is_spare
 from surestep_worker.process.rank import Build, run
 from surestep_worker.step.heartbeat import Heartbeat
+from surestep_worker.tiers.moves import Moves
 
 MEMO = b"measured"
 WEIGHTS = b"weights"
@@ -63,6 +64,7 @@ class Runner:
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
+        self.moves: Moves | None = None
 
     def open(self, epoch: int) -> None:
         pass

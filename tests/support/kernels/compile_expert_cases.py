@@ -31,12 +31,12 @@ class _Experts(NamedTuple):
 def quantised() -> Iterator[Launch]:
     """Instructions of all widths, FP8 rows, and experts with much to do."""
     for name, rows, widths in product(
-        ("fp8", "int4", "mxfp4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
+        ("fp8", "int4", "mxfp4", "nvfp4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
     ):
         if rows in (1, 4096) or widths is ALL_WIDTHS:
             case = f"{name} M={rows} width of {len(widths)}"
             yield Launch("linear", case, partial(_multiply, name, rows, widths))
-    for name, tokens in product(("bf16", "fp8", "int4", "mxfp4", "fp8 rows"), (1, 1024)):
+    for name, tokens in product(("bf16", "fp8", "int4", "mxfp4", "nvfp4", "fp8 rows"), (1, 1024)):
         for widths in (ONE_WIDTH, ALL_WIDTHS):
             case = f"experts {name} T={tokens} width of {len(widths)}"
             yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))

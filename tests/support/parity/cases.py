@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from surestep_proto import sampling_pb2 as pb
+from surestep_scheduler.core.poison import CANARY
 from surestep_scheduler.core.sequence import Request
 
 SEED = 20
@@ -52,6 +53,12 @@ def make_request(name: str, prompt: list[int], params: dict[str, Any]) -> Reques
         want_prompt_logprobs=sampling.want_prompt_logprobs,
         sampling=sampling,
     )
+
+
+def canary() -> Request:
+    """The scheduler's own, behind whose step workers take orders to their tiers."""
+    sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
+    return Request(id=CANARY, prompt_ids=[0], emitted_ids=[], max_tokens=1, sampling=sampling)
 
 
 def strangers(count: int) -> list[Request]:

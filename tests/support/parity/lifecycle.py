@@ -18,17 +18,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.clients.vector_requests import POOLINGS, for_a_vector
 from support.fakes.engine import FakeEngine
 from support.fakes.model import FakeModel
+from support.fakes.tiers import FakeTiers
+from support.parity.cases import canary
+from support.parity.reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import NO_POOLING, SamplingParams
+from surestep_scheduler.cache.tiers import Order
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
-from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.core.poison import NonFiniteLogits
+from surestep_scheduler.core.poison import CANARY, NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine import tier_streams
 from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
 from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.policy.tiering import settle
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm
 
@@ -72,8 +77,11 @@ TOKENS = st.integers(0, MODEL.vocab_size - 1)
 COSTS = StepCosts.measured(([1, 6, 8, 24], [50, 60, 90, 300]), ([1, 4], [4, 6]), 0.1, 24)
 
 
-def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -> Limits:
+def limits(
+    model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool, tiers: bool
+) -> Limits:
     return Limits(
+        tiers=("fake",) if tiers else (),
         adaptive_draft_length=adaptive,
         costs=COSTS,
         drafter_has_state=model.drafter_has_state,
@@ -105,11 +113,19 @@ class Lifecycle(RuleBasedStateMachine):
         kind=st.sampled_from(list(KINDS)),
         adaptive=st.booleans(),
         faulty=st.sampled_from([0.0, 0.0, 0.2]),
+        tiers=st.booleans(),
     )
     def start(
-        self, depth: int, caching: bool, seed: int, kind: str, adaptive: bool, faulty: float
+        self,
+        depth: int,
+        caching: bool,
+        seed: int,
+        kind: str,
+        adaptive: bool,
+        faulty: float,
+        tiers: bool,
     ) -> None:
-        self.state = self.state_class(limits(KINDS[kind], depth, caching, adaptive))
+        self.state = self.state_class(limits(KINDS[kind], depth, caching, adaptive, tiers))
         self.worker = FakeEngine(
             KINDS[kind],
             seed=seed,
@@ -120,9 +136,11 @@ class Lifecycle(RuleBasedStateMachine):
         self.results: deque[pb.StepResult] = deque()
         self.dead: deque[pb.StepResult] = deque()
         self.broken: set[str] = set()
+        self.given = dict[int, Order]()  # to the tiers
         self.now = 0.0
         self.count = self.num_kept = 0
         self.chances = random.Random(seed)
+        self.tiers = FakeTiers(self.worker, self.chances)
         self.open_epoch()
 
     def open_epoch(self) -> None:
@@ -133,6 +151,8 @@ class Lifecycle(RuleBasedStateMachine):
             self.worker.reset(epoch)
         state.open_epoch(epoch, state.limits, kept_by(infos, state.planner, state.epoch))
         self.num_kept += state.num_kept
+        if state.limits.has_tiers and CANARY not in state.open:
+            state.add(canary(), self.now)
 
     def status_of(self, request_id: str, known: int) -> pb.RowStatus:
         return pb.NON_FINITE if request_id in self.broken and known % 5 == 4 else pb.OK
@@ -223,7 +243,11 @@ class Lifecycle(RuleBasedStateMachine):
         """The pause after a drafter's fault is over."""
         self.state.speculation.alarm = Alarm()
 
-    @rule(events=st.lists(st.sampled_from(["plan", "execute", "deliver"]), min_size=3, max_size=40))
+    @rule(
+        events=st.lists(
+            st.sampled_from(["plan", "execute", "deliver", "move"]), min_size=3, max_size=40
+        )
+    )
     def run(self, events: list[str]) -> None:
         for event in events:
             getattr(self, event)()
@@ -234,13 +258,26 @@ class Lifecycle(RuleBasedStateMachine):
         if len(self.state.in_flight) > self.state.limits.pipeline_depth:
             return
         plan = schedule(self.state, self.now)
+        size = self.state.limits.block_size
+        for order in self.state.tiers.take_unsent():
+            self.given[order.number] = order
+            wire = tier_streams.to_proto(order, self.state.epoch, size).SerializeToString()
+            self.tiers.submit(pb.TierOrder.FromString(wire))
         if plan is not None:
             check_reuse(self.state, plan)
             self.sent.append(pb.StepPlan.FromString(to_proto(plan, 1000).SerializeToString()))
 
+    def move(self) -> None:
+        if self.tiers.orders:
+            answer = self.tiers.execute()
+            order = self.given.pop(answer.number)
+            settle(self.state, tier_streams.from_proto(order, [answer]))
+
     def execute(self) -> None:
         if self.sent:
-            self.results.append(self.worker.execute(self.sent.popleft()))
+            plan = self.sent.popleft()
+            self.tiers.check(plan, self.worker)
+            self.results.append(self.worker.execute(plan))
 
     def deliver(self) -> None:
         if not self.results:
@@ -268,6 +305,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.dead += self.results
         self.sent.clear()
         self.results.clear()
+        self.tiers.orders.clear()
+        self.given.clear()
         self.state.fence()
         self.open_epoch()
 
@@ -310,57 +349,16 @@ class Lifecycle(RuleBasedStateMachine):
                 self.deliver()
             elif self.sent:
                 self.execute()
+            elif self.tiers.orders and self.chances.random() < 0.5:
+                self.move()
             else:
                 self.plan()
-                assert self.sent, "requests are open and nothing can run"
+                assert self.sent or self.tiers.orders, "requests are open and nothing can run"
             self.state.check()
+        while self.tiers.orders:
+            self.move()
         assert not self.state.open, "a request starves"
         assert not self.state.quarantine
         assert self.state.pool.num_used == 0
         assert self.state.snapshots.pool.num_used == 0
         assert len(self.state.free_slots) == MODEL.num_slots
-
-
-def check_reuse(state: SchedulerState, plan: Plan) -> None:
-    """Assert that slots, blocks and snapshots of plans in flight are left alone by this one."""
-    _nothing_in_flight_is_reused(state, plan)
-    _no_snapshot_in_flight_is_reused(state, plan)
-
-
-def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
-    """Invariant 8. The model worker cannot see it: it runs one step after the other."""
-    size = state.limits.block_size
-    cached = {
-        (t.slot, table.group): max(t.num_cached // size - table.first, 0)
-        for t in plan.admissions
-        for table in t.tables
-    }
-    admitted = {t.slot for t in plan.admissions}
-    given = {
-        block: extend.slot
-        for extend in plan.extends
-        for block in extend.blocks[cached.get((extend.slot, extend.group), 0) :]
-    }
-    for earlier in state.in_flight:
-        for tenancy in earlier.tenancies if earlier is not plan else ():
-            assert tenancy.slot not in admitted, "slot is still in use"
-            foreign = [block for block in tenancy.blocks if block in given]
-            running = state.slots.open[tenancy.slot]
-            assert all(running and given[block] == tenancy.slot for block in foreign)
-
-
-def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
-    """The same for the ids of snapshots: one prefix each, and none restored while written."""
-    named = [
-        (int(snapshot), int(slot), int(length))
-        for other in state.in_flight
-        for slot, length, snapshot in zip(
-            other.rows.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
-        )
-    ]
-    ids = [snapshot for snapshot, _, _ in set(named)]
-    assert len(ids) == len(set(ids)), "one snapshot for two states"
-    requested = set(plan.snapshot_requests.id.tolist())
-    for other in state.in_flight:
-        for tenancy in other.admissions:
-            assert tenancy.snapshot_id not in requested, "overwritten before it is restored"

@@ -9,21 +9,29 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
+from support.parity.cases import canary
 from surestep_common.errors import SurestepError
 from surestep_proto import worker_pb2 as pb
+from surestep_scheduler.cache.tiers import Order
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine import tier_streams
 from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
 from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.policy.tiering import settle
 from surestep_worker.step.runner import Runner
+from surestep_worker.tiers.moves import Moves
 
+_ANSWER_S = 30.0  # in which a tier must answer
 # Executes a plan. Its results, one per rank, or a function that gets them when they are applied.
 Results = list[pb.StepResult] | Callable[[], list[pb.StepResult]]
 Step = Callable[[pb.StepPlan], Results]
@@ -59,10 +67,12 @@ class LocalEngine:
         after_apply: Callable[[SchedulerState], None] = lambda state: None,
         shuffle: random.Random | None = None,
         reopen: Callable[[int], object] | None = None,
+        moves: Moves | None = None,
     ) -> None:
         """`shuffle` puts the rows of every plan into random order and results off at random.
 
         `reopen` opens another epoch on the workers when one is lost to logits that are not finite.
+        `moves` take the orders to the tiers of the rank, if it has any.
         """
         limits = Limits(
             num_slots=facts.num_slots,
@@ -84,6 +94,7 @@ class LocalEngine:
             prompt_chunk=max(1, facts.prompt_chunk),
             snapshot_interval=facts.block_size,
             enable_prefix_caching=enable_prefix_caching,
+            tiers=tuple(facts.tiers),
             headless=facts.headless,
         )
         self.state = SchedulerState(limits)
@@ -91,8 +102,11 @@ class LocalEngine:
         self._step, self._depth, self._after_apply = step, depth, after_apply
         self._shuffle, self._reopen = shuffle, reopen
         self._results: deque[Results] = deque()
+        self._moves, self._moving = moves, dict[int, tuple[Order, Future[pb.TierAnswer]]]()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
+        if moves is not None:
+            self.add(canary())
 
     def recover(self, facts: pb.WorkerInfo, steps: Callable[[int], Step]) -> None:
         """Go on with a successor of the workers, which has kept what its `facts` say."""
@@ -106,7 +120,7 @@ class LocalEngine:
         """Serve all requests; one arrives every `arrive_every` steps (0 = all at once)."""
         waiting = deque(requests)
         num_steps = 0
-        while waiting or self.state.open or self._results:
+        while waiting or self.state.open or self._results or self._moving:
             while waiting and (not arrive_every or num_steps % arrive_every == 0):
                 self.add(waiting.popleft())
                 if arrive_every:
@@ -114,6 +128,12 @@ class LocalEngine:
             self.advance()
             num_steps += 1
             self.state.check()
+        while self._moves is not None:  # what has come to rest is stored
+            assert schedule(self.state, self._clock) is None
+            self._order()
+            if not self._moving:
+                break
+            self._settle(wait=True)
         return self._answers
 
     def add(self, request: Request) -> Sequence:
@@ -127,6 +147,7 @@ class LocalEngine:
         depth = self._depth if self._shuffle is None else self._shuffle.randint(0, self._depth)
         while len(self._results) <= depth:
             plan = schedule(self.state, self._clock)
+            self._order()
             if plan is None:
                 break
             if self._shuffle is not None:
@@ -137,6 +158,25 @@ class LocalEngine:
             results = self._results.popleft()
             self._apply(results() if callable(results) else results)
             self._after_apply(self.state)
+        self._settle(wait=not self._results)
+
+    def _order(self) -> None:
+        for order in self.state.tiers.take_unsent():
+            assert self._moves is not None
+            wire = tier_streams.to_proto(order, self.state.epoch, self.state.limits.block_size)
+            told = self._moves.submit(pb.TierOrder.FromString(wire.SerializeToString()))
+            self._moving[order.number] = order, told
+
+    def _settle(self, *, wait: bool) -> None:
+        """Apply answers of the tiers that are there; `wait` for one if nothing else can happen."""
+        if wait and self._moving:
+            futures.wait(
+                [told for _, told in self._moving.values()], _ANSWER_S, futures.FIRST_COMPLETED
+            )
+        for number, (order, told) in list(self._moving.items()):
+            if told.done():
+                del self._moving[number]
+                settle(self.state, tier_streams.from_proto(order, [told.result()]))
 
     def _apply(self, results: list[pb.StepResult]) -> None:
         try:

@@ -11,6 +11,7 @@ import torch
 from support.checkpoints.deepseek import make_tiny_deepseek
 from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
+from support.checkpoints.quantize import quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, in_one_group, pack
 from surestep_common.errors import Unavailable
@@ -39,6 +40,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next-expert-parallel": {"family": "qwen3_next"},
     "qwen3_5_moe-expert-parallel": {"family": "qwen3_5_moe"},
+    **{
+        f"qwen3_moe-{method}{how}": {"family": "qwen3_moe", "hidden": 128, "intermediate": 128}
+        for method in ("awq", "gptq")
+        for how in ("", "-expert-parallel")
+    },
     "gpt-oss": {},
     "gpt-oss-shared-kv-head": {"num_key_value_heads": 1},
     "gpt-oss-expert-parallel": {},
@@ -56,6 +62,16 @@ def make_variant(path: Path, name: str) -> None:
         return
     if name.startswith("deepseek"):
         make_tiny_deepseek(path / name, **variant)
+        return
+    if name.startswith("qwen3_moe"):
+        sizes: dict[str, Any] = {
+            "moe_intermediate_size": 128,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        }
+        source = make_tiny_checkpoint(path / f"{name}-source", **variant, **sizes)
+        method = name.split("-")[1]
+        quantize(source, method, plain=("gate",), group_size=32).quantized.rename(path / name)
         return
     make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
     make(path / name, **variant)

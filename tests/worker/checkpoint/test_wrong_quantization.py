@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.compressed import PRESETS, compressed_twins, scheme
+from support.checkpoints.damaged import change_config, change_tensors
 from support.checkpoints.quantize import quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.ranks.tensor_parallel import run_steps
@@ -21,11 +19,6 @@ from torch import Tensor
 
 FORMATS = ("fp8", "awq", "gptq", *PRESETS)
 CHANGES = 12  # of each checkpoint
-VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, 2, 3, 4, 8, 16, 32, 64, 128, -1, 7.5, "", "x", [], {}, [16, 16]),
-    *("tensor", "channel", "group", "block", "tensor_group", "int", "float", "gptq_v2", "static"),
-    *(form for form in set(PRESETS.values())),
-)
 
 
 def made(folder: Path, form: str) -> Path:
@@ -33,48 +26,6 @@ def made(folder: Path, form: str) -> Path:
     if form in PRESETS:
         return compressed_twins(source, {"": (scheme(form, 32), PRESETS[form])}).quantized
     return quantize(source, form, group_size=32).quantized
-
-
-def change_config(quantization: dict[str, Any], rng: random.Random) -> str:
-    """One value, anywhere in it, is another one or missing."""
-    places: list[tuple[dict[str, Any], str]] = []
-
-    def walk(values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            places.append((values, key))
-            if isinstance(value, dict):
-                walk(value)
-
-    walk(quantization)
-    values, key = rng.choice(places)
-    if rng.random() < 0.3:
-        return f"{key} missing: {values.pop(key)}"
-    before, values[key] = values[key], rng.choice(VALUES)
-    return f"{key}: {before} -> {values[key]}"
-
-
-def twice(tensor: Tensor) -> Tensor:
-    words = tensor.reshape(-1, *tensor.shape[1:]).view(torch.uint8)
-    return torch.cat((words, words)).view(tensor.dtype)
-
-
-TENSOR_CHANGES: dict[str, Callable[[Tensor], Tensor | None]] = {
-    "missing": lambda tensor: None,
-    "twice": twice,
-    "half": lambda tensor: tensor[: len(tensor) // 2] if tensor.dim() else tensor[None, None],
-    "16 bits": lambda tensor: tensor.half() if tensor.is_floating_point() else tensor.short(),
-    "flat": lambda tensor: tensor.flatten(),
-}
-
-
-def change_tensors(tensors: dict[str, Tensor], rng: random.Random) -> str:
-    """One tensor of a quantised module has another shape or type, or is missing."""
-    name = rng.choice(sorted(name for name in tensors if "_proj" in name))
-    how = rng.choice(sorted(TENSOR_CHANGES))
-    changed = TENSOR_CHANGES[how](tensors.pop(name))
-    if changed is not None:
-        tensors[name] = changed.clone()
-    return f"{name} {how}"
 
 
 def logits(path: Path) -> Tensor:

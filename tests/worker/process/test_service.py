@@ -19,6 +19,7 @@ from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.process import service
 from surestep_worker.process.service import StepThread, WorkerService
 from surestep_worker.step.heartbeat import Heartbeat
+from surestep_worker.tiers.moves import Moves
 
 TIMEOUT_S = 10
 
@@ -38,6 +39,7 @@ class Recorder:
         self.gate = threading.Event()
         self.gate.set()
         self.compiling = Future[None]()
+        self.moves: Moves | None = None
 
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)

@@ -81,7 +81,8 @@ class Grown(NamedTuple):
 
 
 class HeldCaches:
-    """Seals of one rank. Every call comes from the step thread."""
+    """Seals of one rank. Calls come from the step thread, and from those that copy lines which no
+    plan names meanwhile."""
 
     def __init__(
         self,
@@ -202,6 +203,32 @@ class HeldCaches:
         self._books.lengths[ids - 1] = lengths
         self._snapshots.seal(ids - 1, self._epoch)
 
+    def unseal_lines(self, blocks: IntArray, snapshot_ids: IntArray) -> None:
+        """Follow blocks and snapshots that are about to be loaded: they are written."""
+        self._blocks.epochs[blocks] = self._drafted.epochs[blocks] = 0
+        self._snapshots.epochs[snapshot_ids - 1] = 0
+
+    def seal_loaded(self, blocks: IntArray, groups: IntArray, drafted: BoolArray) -> None:
+        """Seal blocks that were loaded whole; `drafted`: with the drafter's rows."""
+        if not self._keeps:
+            return
+        self._books.groups[blocks] = groups
+        self._blocks.seal(blocks, self._epoch)
+        self._drafted.seal(blocks[drafted | (groups > 0)], self._epoch)
+
+    def check_whole(self, blocks: IntArray, drafted: BoolArray, snapshot_ids: IntArray) -> None:
+        """Raise LedgerError unless these blocks, perhaps with the drafter's rows, and snapshots are
+        sealed and hold the bytes that were.
+        """
+        beside = drafted | (self._books.groups[blocks] > 0)  # pages that are the model's there
+        whole = (
+            self._blocks.are_whole(blocks, self._epoch),
+            self._drafted.are_whole(blocks[beside], self._epoch),
+            self._snapshots.are_whole(snapshot_ids - 1, self._epoch),
+        )
+        if not all(whole):
+            raise LedgerError("blocks or snapshots are to be stored that are not whole")
+
     def seal_blocks(self, tables: Int32Array, slot: IntArray, grown: Grown) -> None:
         """Seal what is full in the tables [G, S, W] since the committed lengths of slots grew.
 
@@ -242,6 +269,11 @@ class _Seals:
     def are_sealed(self, lines: IntArray, epoch: int) -> bool:
         """Return whether all of these lines are, in this epoch."""
         return bool((self.epochs[lines] == epoch).all())
+
+    def are_whole(self, lines: IntArray, epoch: int) -> bool:
+        """Return whether all of these lines are sealed, and hold the bytes that were."""
+        sealed = self.are_sealed(lines, epoch)
+        return sealed and np.array_equal(self._digests_of(lines), self._digests[lines])
 
     def carry(self, lines: IntArray, epoch: int) -> None:
         """Let these seals hold in a new epoch."""

@@ -128,6 +128,13 @@ class KVSpec:
     draft_layers: tuple[KVHeads | LatentWidths, ...] = ()
     latents: tuple[LatentWidths, ...] = ()  # of the model's layers, if they have these
     inner_draft_layers: int = 0  # of the model's layers, the last: those of a draft head in it
+    # By layer of the model, what keys and values are divided by in pages in FP8; others: 1, 1.
+    scales: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def scaled(self) -> bool:
+        """Return whether its pages are divided by `scales`."""
+        return bool(self.scales) and self.page_dtype is FP8 and not self.latents
 
     @property
     def page_dtype(self) -> torch.dtype:
@@ -169,19 +176,23 @@ class KVCache:
             LayerCache(*(cache_pages(shape, spec.page_dtype, device, memory) for shape in shapes))
             for shapes in _shapes(spec, num_blocks, kernels)
         ]
+        self._by_layer = [self.layers[place.layer] for place in self.layout.places]
+        for number, scales in enumerate(spec.scales if spec.scaled else ()):
+            of_layer = torch.tensor(scales, device=device)
+            self._by_layer[number] = self._by_layer[number]._replace(scales=of_layer)
         hidden = (num_blocks * spec.block_size, spec.kept_hidden)
         # By flat slot, as kv_slots of group 0 name them.
         self.hidden = cache_pages(hidden, spec.dtype, device, memory)
 
     def layer(self, number: int, groups: Sequence[T]) -> tuple[LayerCache, T]:
         """Return the keys and values of a layer, and what is of its group."""
-        group, layer = self.layout.places[number]
-        return self.layers[layer], groups[group]
+        return self._by_layer[number], groups[self.layout.places[number].group]
 
     def from_layer(self, first: int) -> KVCache:
         """Return the same pages as a model sees them whose first layer is that one."""
         seen = copy.copy(self)
         seen.layout = self.layout._replace(places=self.layout.places[first:])
+        seen._by_layer = self._by_layer[first:]
         return seen
 
     def in_groups(self, first: int, groups: Sequence[int]) -> KVCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -20,6 +20,8 @@ from surestep_worker.checkpoint.formats import (
     Mixed,
     Mxfp4Blocks,
     Mxfp4Packed,
+    Mxfp6,
+    Mxfp8,
     Nvfp4,
     PackedIntegers,
     Quantization,
@@ -28,8 +30,8 @@ from surestep_worker.checkpoint.formats import (
 from surestep_worker.checkpoint.json_fields import Fields
 
 _MAX_BLOCK = 1 << 20  # rows or columns that share a scale
-_PACKED_BITS = 2, 4, 8  # of numbers that do not stand in two words
-_FP4_GROUP = 16
+_PACKED_BITS = range(2, 9)
+_ONE_WORD_BITS = 2, 3, 4, 8  # that all packers of GPTQ place alike
 
 
 def read_quantization(raw: Fields) -> Quantization | None:
@@ -65,21 +67,24 @@ def _read_fp8(config: Fields) -> Quantization:
 
 def _read_awq(config: Fields) -> Quantization:
     _require("awq", "bits", config.size("bits", _MAX_BLOCK, default=4), 4)
-    _require("awq", "zero_point", config.flag("zero_point", default=True), True)
+    config.flag("zero_point", default=True)  # the middle has tensors, too
     _require("awq", "version", config.text("version", "gemm"), "gemm")
     return Awq(config.texts("modules_to_not_convert"), _read_group_size("awq", config))
 
 
 def _read_gptq(config: Fields) -> Quantization:
     """With what modules have of their own in `dynamic`: patterns, "-:" before those left plain."""
-    offsets = {"gptq": 1, "gptq_v2": 0}
+    offsets = {"gptq": 1, "gptq_v2": 0, "gptq_p": 0}
     form = config.text("checkpoint_format", "gptq")
     if form not in offsets:
         _require("gptq", "checkpoint_format", form, " or ".join(offsets))
     plain, offset = config.texts("modules_to_not_convert"), offsets[form]
 
     def format_of(own: Fields) -> Gptq:
-        return Gptq(plain, _read_group_size("gptq", own), offset, _read_bits("gptq", own))
+        bits, planes = _read_bits("gptq", own), form == "gptq_p"
+        if not planes and bits not in _ONE_WORD_BITS:
+            _require("gptq", f"{bits} bits and checkpoint_format", form, "gptq_p")
+        return Gptq(plain, _read_group_size("gptq", own), offset, bits, planes=planes)
 
     named = config.objects("dynamic").items()
     own = {name: each for name, each in named if not name.startswith("-:")}
@@ -90,9 +95,14 @@ def _read_gptq(config: Fields) -> Quantization:
 
 
 def _read_auto_round(config: Fields) -> Quantization:
-    """AutoRound, in the layouts of GPTQ and AWQ; modules may have bits of their own."""
-    method = "auto-round"
-    _require(method, "data_type", config.text("data_type", "int"), "int")
+    """AutoRound, in the layouts of GPTQ, AWQ and compressed-tensors; modules may have bits of
+    their own."""
+    method, kind = "auto-round", config.text("data_type", "int")
+    if kind != "int":
+        floats = f"{kind} of {config.size('bits', _MAX_BLOCK, default=4)} bits"
+        if floats not in _ROUNDED_FLOATS:
+            _require(method, "data_type", floats, ", ".join(["int", *_ROUNDED_FLOATS]))
+        return _ROUNDED_FLOATS[floats]
     packing = config.text("packing_format", "auto_round:auto_gptq")
     if "awq" in packing:
         _require(method, "bits", config.size("bits", _MAX_BLOCK, default=4), 4)
@@ -112,6 +122,14 @@ def _read_auto_round(config: Fields) -> Quantization:
     }
     return _mixed(format_of(config), {name: format_of(each) for name, each in own.items()})
 
+
+_ROUNDED_FLOATS: Mapping[str, Quantization] = {
+    "fp of 8 bits": Fp8((), None, "weight_scale"),
+    "mx_fp of 4 bits": Mxfp4Packed(()),
+    "mx_fp of 6 bits": Mxfp6(()),
+    "mx_fp of 8 bits": Mxfp8(()),
+    "nv_fp of 4 bits": Nvfp4(()),
+}
 
 # By packing_format: what is taken from zero points, and whether there is a g_idx.
 _ROUNDED_AS_GPTQ = {
@@ -185,6 +203,8 @@ def _compressed_floats(weights: Fields) -> Format:
     strategy = weights.text("strategy", "tensor")
     if strategy in ("tensor", "channel"):
         return Fp8((), None, "weight_scale")
+    if strategy == "group":
+        return Fp8((), (1, _read_group_size(_CT, weights)), "weight_scale")
     _require(_CT, "strategy", strategy, "block")
     blocks = weights.sizes("block_structure", _MAX_BLOCK)
     if len(blocks) != 2 or not all(blocks):
@@ -209,45 +229,69 @@ def _compressed_words(weights: Fields) -> Format:
 
 
 def _compressed_bytes(weights: Fields) -> Format:
-    """Read W8A8."""
+    """Read W8A8 and its kin, whose numbers of fewer bits stand in bytes, too."""
     _require(_CT, "weights of type", weights.text("type", "int"), "int")
-    _require(_CT, "num_bits", weights.size("num_bits", _MAX_BLOCK, default=8), 8)
-    strategy = weights.text("strategy", "channel")
-    if strategy not in ("tensor", "channel"):
+    weights.size("num_bits", max(_PACKED_BITS), default=8)
+    strategy, size = weights.text("strategy", "channel"), -1
+    if strategy == "group":
+        size = _read_group_size(_CT, weights)
+    elif strategy not in ("tensor", "channel"):
         _unserved(_CT, "strategy", strategy)
-    return Int8((), weights.flag("symmetric", default=True))
+    return Int8((), weights.flag("symmetric", default=True), size, strategy != "tensor")
 
 
-def _compressed_fp4(weights: Fields) -> Format:
-    size = weights.size("group_size", _MAX_BLOCK, default=_FP4_GROUP)
-    _require(_CT, "group_size", size, _FP4_GROUP)
-    return Nvfp4(())
+def _compressed_naively(weights: Fields) -> Format:
+    """Read numbers in a type of torch's."""
+    is_int = weights.text("type", "int") == "int"
+    return (_compressed_bytes if is_int else _compressed_floats)(weights)
+
+
+def _microscaled(made: Format) -> Callable[[Fields], Format]:
+    def read(weights: Fields) -> Format:
+        _require(_CT, "group_size", weights.size("group_size", _MAX_BLOCK, default=32), 32)
+        return made
+
+    return read
 
 
 _CT = "compressed-tensors"
 _COMPRESSED = {
     "float-quantized": _compressed_floats,
     "int-quantized": _compressed_bytes,
-    "mxfp4-pack-quantized": lambda weights: Mxfp4Packed(()),
-    "nvfp4-pack-quantized": _compressed_fp4,
+    "mxfp4-pack-quantized": _microscaled(Mxfp4Packed(())),
+    "mxfp6-pack-quantized": _microscaled(Mxfp6(())),
+    "mxfp8-quantized": _microscaled(Mxfp8(())),
+    "naive-quantized": _compressed_naively,
+    "nvfp4-pack-quantized": lambda weights: Nvfp4(()),
     "pack-quantized": _compressed_words,
 }
 
 
 def _read_modelopt(config: Fields) -> Quantization:
-    """Read NVIDIA's ModelOpt: NVFP4, FP8, or both in one checkpoint."""
+    """Read NVIDIA's ModelOpt, several formats in one checkpoint too. Types and shapes of tensors
+    tell which, and the groups of NVFP4."""
     algorithm = config.text("quant_algo", "unknown")
-    if algorithm not in _MODELOPT:
+    if algorithm.upper() not in _MODELOPT:
         _require("modelopt", "quant_algo", algorithm, ", ".join(_MODELOPT))
-    size = config.size("group_size", _MAX_BLOCK, default=_FP4_GROUP)
-    if "NVFP4" in algorithm:
-        _require("modelopt", "group_size", size, _FP4_GROUP)
     nvfp4 = Nvfp4((), "weight", "weight_scale_2", divides=False)
-    fp8 = Fp8((), None, "weight_scale")
-    return Mixed((), (targeted((), nvfp4), targeted((), fp8)))
+    channels = Fp8((), None, "weight_scale")
+    found = (nvfp4, Mxfp4Packed((), "weight"), Mxfp8(()), channels, Int8((), symmetric=True))
+    return Mixed((), tuple(targeted((), each) for each in found))
 
 
-_MODELOPT = "NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MIXED_PRECISION"
+_MODELOPT = (
+    "NVFP4",
+    "W4A16_NVFP4",
+    "W4A8_NVFP4_FP8",
+    "MXFP4",
+    "W4A8_MXFP4_FP8",
+    "MXFP8",
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "W8A16",
+    "W8A8_SQ_PER_CHANNEL",
+    "MIXED_PRECISION",
+)
 
 
 def _read_gguf(config: Fields) -> Quantization:

@@ -11,6 +11,7 @@ from surestep_worker.adapters.kernels import plain_kernels
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
+from surestep_worker.checkpoint.kv_scales import take_kv_scales
 from surestep_worker.configs.model_config import (
     FULL_ATTENTION,
     LATENT_ATTENTION,
@@ -61,7 +62,9 @@ class Decoder:
         self._layers = LayerStack(context, layers, norm)
         self.hidden_bound = output_bound(norm)
         self.has_head = self.vocabulary.has_head
-        self._windows = [config.window_of(kind) for kind in config.layer_types if kind in PAGED]
+        paged = [i for i, kind in enumerate(config.layer_types) if kind in PAGED]
+        self._windows = [config.window_of(config.layer_types[i]) for i in paged]
+        self._kv_scales = take_kv_scales(context.weights, paged, config.num_layers)
         self.draft_head: DraftHead | None = None
         self._inner_draft_layers = 0
         if PREFIX + "norm" in context.weights:
@@ -89,6 +92,7 @@ class Decoder:
             draft_layers=head.kv_layers if head is not None else (),
             latents=config.latent_widths(len(self._windows)),
             inner_draft_layers=self._inner_draft_layers,
+            scales=self._kv_scales,
         )
 
     def recurrent_spec(self) -> RecurrentSpec | None:

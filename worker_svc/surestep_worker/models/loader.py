@@ -13,6 +13,7 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
+from surestep_worker.checkpoint.kv_scales import kv_scale_table
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import LATENT_ATTENTION, ModelConfig, resolve_dtype
@@ -145,9 +146,10 @@ def _open_checkpoint(
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
     if options.draft_head and not source.has_own_head:
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
+    table = family.parameter_table(config, shard, names, draft_head=options.draft_head)
     checkpoint = CheckpointWeights(
         source.entries,
-        family.parameter_table(config, shard, names, draft_head=options.draft_head),
+        {**table, **kv_scale_table(source.entries, config.num_layers)},
         ignore=family.ignored(config, shard, draft_head=options.draft_head),
         quantization=config.quantization,
         dtype=resolve_dtype(options.dtype, config),

@@ -157,6 +157,7 @@ class Rank:
             await self._tick_until_ended(service)
         finally:
             await server.stop(_STOP_GRACE_S)
+            await service.close(_STOP_GRACE_S)
             thread.close()
 
     async def _load(self, service: WorkerService) -> BuiltRank:

@@ -26,6 +26,7 @@ from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.step.heartbeat import Heartbeat
 from surestep_worker.step.result import Pending
+from surestep_worker.tiers.moves import Moves
 
 T = TypeVar("T")
 
@@ -41,6 +42,8 @@ class StepRunner(Protocol):
     @property
     def num_late_compilations(self) -> int:
         """Number of kernels compiled while serving."""
+
+    moves: Moves | None  # orders to the tiers behind its blocks; None: there are none
 
     def open(self, epoch: int) -> None:
         """Begin an epoch with empty slots."""
@@ -245,6 +248,39 @@ class WorkerService(pb_grpc.WorkerServicer):
             await context.write(result)
             if runner.capture_is_due:
                 await self._thread.submit(runner.capture_next)
+
+    async def Move(
+        self,
+        request_iterator: AsyncIterator[pb.TierOrder],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Execute orders to the tiers beside the steps, and answer each in its time."""
+        moves = self._loaded().moves
+        if moves is None:
+            raise InvalidRequest("there are no tiers behind the KV blocks", param="action")
+        writing = asyncio.Lock()
+
+        async def answer(order: pb.TierOrder, answered: Future[pb.TierAnswer]) -> None:
+            future = asyncio.wrap_future(answered)
+            await asyncio.wait([future], timeout=order.timeout_ms / 1000)
+            if not future.done():
+                moves.give_up(order.number)
+            told = await future
+            async with writing:
+                await context.write(told)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for order in request_iterator:
+                    refuse_unknown(order)
+                    tasks.create_task(answer(order, moves.submit(order)))
+        except* Exception as group:  # noqa: BLE001  # the first one is raised again
+            raise group.exceptions[0] from None
+
+    async def close(self, timeout_s: float) -> None:
+        """Let tiers finish with what they were told to store, for as long as there is time."""
+        if self._runner is not None and self._runner.moves is not None:
+            await asyncio.to_thread(self._runner.moves.close, timeout_s)
 
     def step_began(self, plan: pb.StepPlan) -> None:
         """Record a launched plan. Called from the step thread."""

@@ -51,6 +51,7 @@ from .speculation import (
     make_drafter,
     speculation_asked,
 )
+from .tiers import check_host, check_tiers, open_tiers
 from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,6 @@ def build_runner(
     else:
         left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, speculation, model, tp, kernels, left)
-
     started = partial(start, build, sizes, gpu)
     if known is not None:
         built = _as_before(started(), known, source, held=held)
@@ -115,6 +115,7 @@ def build_runner(
     built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     _find_kept(built)
+    open_tiers(built, settings, kernels)
     log_facts(built.facts)
     begin_to_serve(built.runner.context)
     return built._replace(checkpoint=source.fingerprint)
@@ -155,6 +156,7 @@ def _open(settings: WorkerSettings, weights: WeightFds | None) -> ModelSource:
     """Open the model, or what an earlier rank left of it in memory."""
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
+    check_tiers(settings)
     store, update = None, None
     if weights is not None:
         store = WeightStore(weights.model)
@@ -373,6 +375,7 @@ def _sizes(
     left: int | None = None,
 ) -> CacheSizes:
     """Return the sizes of the caches; `left` bytes were measured to be available for them."""
+    check_host(settings)
     max_drafts = speculation.of(model).max_drafts
     max_model_len = settings.max_model_len or model.config.max_position
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)

@@ -74,10 +74,14 @@ class CacheBudget:
         if recurrent is not None and not self._measured:
             self._warn_of_states(recurrent, max_drafts + 1)
         if spec.cache_dtype is not None:
-            scaled = (
-                "a scale for each position and head" if spec.cache_dtype is INT8 else "not scaled"
-            )
+            own = "with the checkpoint's scales" if spec.scaled else "not scaled"
+            scaled = "a scale for each position and head" if spec.cache_dtype is INT8 else own
             logger.info("KV cache of %s, %s", spec.cache_dtype, scaled)
+        if spec.scales and not spec.scaled:
+            logger.info(
+                "the checkpoint's scales of keys and values are not used: pages hold %s",
+                "latents" if spec.latents else spec.page_dtype,
+            )
         if recurrent is not None:
             self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0

@@ -26,6 +26,7 @@ from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_worker.adapters.pool import AdapterPool
+from surestep_worker.tiers.moves import Moves
 
 from .plan import PlanBounds, Rows, check_rows, most_tokens, read_rows
 from .result import Pending
@@ -44,6 +45,7 @@ class Runner:
         self._slots, self._held = context.slots, context.caches.held
         self._launcher = launcher or StepLauncher(context, context.step_ops)
         self._bounds = _bounds(context)
+        self.moves: Moves | None = None  # None: there are no tiers behind the blocks
         self._epoch = 0
         self._step = 0
 
@@ -60,6 +62,8 @@ class Runner:
         """Begin an epoch with all slots empty. Raises InvalidRequest for an old epoch."""
         if epoch <= self._epoch:
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
+        if self.moves is not None:
+            self.moves.fence()
         self._epoch, self._step = epoch, 0
         for slot in range(self._slots.num_slots):
             self._free(slot)
@@ -138,6 +142,8 @@ class Runner:
             )
         self._bounds.check(plan, self._slots.num_blocks)
         self._keep(plan)
+        if self.moves is not None and plan.step == 1:
+            self.moves.begin(plan.epoch)
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
             self._launcher.leave(slot)
             self._free(slot)
@@ -208,8 +214,11 @@ class Runner:
         extended = plan.extend_slots, extend_groups(plan), plan.extend_counts
         for slot, group, count, end in zip(*extended, ends, strict=True):
             ids = block_ids[end - count : end]
+            num_cached = self._slots.num_cached_entries(slot, group)
+            if self.moves is not None:
+                self.moves.check(ids, num_cached[0])
             if self._held is not None:
-                self._held.extend(ids, *self._slots.num_cached_entries(slot, group))
+                self._held.extend(ids, *num_cached)
             self._slots.extend(slot, ids, group)
 
 

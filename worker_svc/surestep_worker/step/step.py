@@ -213,7 +213,8 @@ class StepLauncher:
         recurrent, held = self.context.caches.recurrent, self.context.caches.held
         requested = read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
         if held is not None and len(requested.id):
-            held.take(requested.id)
+            ahead = self.context.slots.folded[requested.slot] < requested.length
+            held.take(requested.id[ahead])  # an earlier plan has had the others taken
         return requested
 
     def open(self) -> None:

@@ -27,6 +27,7 @@ from .admin import Act, Administrators
 V = TypeVar("V")
 
 MODES = {"abort": pb.PAUSE_ABORT, "wait": pb.PAUSE_WAIT, "keep": pb.PAUSE_KEEP}
+_WORDS = {"true": True, "false": False}
 _LEVELS = {"0": 0, "1": 1, "2": 2}
 _ERRORS = (400, 401, 404, 408, 413, 415, 503, 504)
 _MODE = Parameter("mode", {"enum": [*MODES], "default": "abort"})
@@ -72,7 +73,9 @@ _REOCCUPY = Description(
     errors=_ERRORS,
 )
 _PAUSE = Description(
-    summary="Stop. The workers keep their memory.", parameters=(_MODE,), errors=_ERRORS
+    summary="Stop. The workers keep their memory.",
+    parameters=(_MODE, Parameter("clear_cache", {"type": "boolean", "default": False})),
+    errors=_ERRORS,
 )
 _PAUSE_SGLANG = Description(
     summary="Stop, by SGLang's name.", bodies=(ModeBody,), body_required=False, errors=_ERRORS
@@ -122,7 +125,9 @@ class EngineControlRoutes:
 
     async def pause(self, request: Request) -> Response:
         """POST /pause"""
-        return await self._pause(request, 0, request.query_params.get("mode", "abort"))
+        query = request.query_params
+        clears = one_of(_WORDS, "clear_cache", query.get("clear_cache", "false").lower())
+        return await self._pause(request, 0, query.get("mode", "abort"), clear_cache=clears)
 
     async def pause_generation(self, request: Request) -> Response:
         """POST /pause_generation"""
@@ -135,9 +140,17 @@ class EngineControlRoutes:
         return await self._pause(request, 1, "wait", tags or ())
 
     async def _pause(
-        self, request: Request, level: int, mode: str, tags: Sequence[str] = ()
+        self,
+        request: Request,
+        level: int,
+        mode: str,
+        tags: Sequence[str] = (),
+        *,
+        clear_cache: bool = False,
     ) -> Response:
-        order = pb.PauseRequest(level=level, mode=one_of(MODES, "mode", mode), tags=tags)
+        order = pb.PauseRequest(
+            level=level, mode=one_of(MODES, "mode", mode), tags=tags, clear_cache=clear_cache
+        )
 
         async def pause(scheduler: SchedulerClient) -> dict[str, Any]:
             answer = await scheduler.pause(order, self._timeout_s)

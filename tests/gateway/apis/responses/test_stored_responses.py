@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from support.clients.response_calls import RESPONSES, TOOLS, events_of, official, parsed, respond
 from support.clients.tool_chat import FORMATS, script, tool_stack
 from support.processes.gateway_stack import Paused, Stack, StartStack
-from support.processes.ports import free_port
+from support.processes.redis_server import redis_server
 from surestep_gateway.text.tokenizer import Tokenizer
 
 FLAGS: dict[str, Any] = {
@@ -28,18 +26,8 @@ FLAGS: dict[str, Any] = {
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
     """A Redis server on loopback."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server")
-    port = free_port()
-    command = [program, "--port", str(port), "--save", "", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            assert any(b"Ready to accept connections" in line for line in process.stdout)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.kill()
+    with redis_server(tmp_path) as (url, _):
+        yield url
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.dflash import save_drafter, sizes_for
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import Neighbours, build_runner, load
@@ -57,6 +58,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda folder: make_tiny_checkpoint(folder, vocab=VOCAB, layers=5),
     "qwen3": lambda folder: make_tiny_checkpoint(folder, "qwen3", vocab=VOCAB, layers=6, tie=True),
     "qwen3_5": lambda folder: make_tiny_hybrid(folder, vocab=VOCAB, mtp=False),
+    "gpt_oss": lambda folder: make_tiny_gpt_oss(folder, vocab=VOCAB, num_hidden_layers=5),
     "theirs": lambda folder: make_tiny_checkpoint(folder, "cohere", vocab=VOCAB, layers=5),
 }
 

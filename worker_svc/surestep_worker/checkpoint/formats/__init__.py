@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .format import FLOATS, Format, Quantization, Share, Stored, read_rounded
-from .fp4 import Mxfp4Blocks, Mxfp4Packed, Nvfp4
-from .fp8 import Fp8
+from .fp8 import Fp8, Mxfp8
 from .gguf import Gguf
 from .integers import Awq, Gptq, Int8, PackedIntegers
 from .mixed import Mixed, targeted
+from .small_floats import Mxfp4Blocks, Mxfp4Packed, Mxfp6, Nvfp4
 
 __all__ = [
     "FLOATS",
@@ -20,6 +20,8 @@ __all__ = [
     "Mixed",
     "Mxfp4Blocks",
     "Mxfp4Packed",
+    "Mxfp6",
+    "Mxfp8",
     "Nvfp4",
     "PackedIntegers",
     "Quantization",

@@ -12,10 +12,11 @@ from typing import ClassVar, NamedTuple, NoReturn, Protocol
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.linear import GROUP_MULTIPLE, MAX_GROUP, Rounding
+from surestep_kernels.linear import E8M0_NAN, GROUP_MULTIPLE, MAX_GROUP, Rounding
 from torch import Tensor
 
 FLOATS = ("F32", "BF16", "F16")
+EXPONENTS = ("U8", "F8_E8M0")  # of scales that are powers of two
 EVERYTHING = 1 << 20  # more rows or columns than a matrix has
 
 
@@ -176,3 +177,11 @@ def finite(scales: Tensor, name: str) -> Tensor:
     if not scales.isfinite().all():
         raise InvalidRequest(f"{name} holds NaN or infinity", param="model")
     return scales
+
+
+def exponents(scales: Tensor, name: str) -> Tensor:
+    """Return the exponents u8 of scales in E8M0. Raises InvalidRequest if one is NaN."""
+    bits = scales.contiguous().view(torch.uint8)
+    if (bits == E8M0_NAN).any():
+        raise InvalidRequest(f"{name} holds NaN", param="model")
+    return bits

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
+from surestep_kernels.linear import MXFP4_GROUP, e8m0
+from torch import Tensor
 
 from .format import (
     EVERYTHING,
+    EXPONENTS,
     FLOATS,
     Format,
     Read,
@@ -17,6 +21,7 @@ from .format import (
     Stored,
     Types,
     blocks_of,
+    exponents,
     group_size_of,
     slice_of,
 )
@@ -35,6 +40,7 @@ class Fp8(Format):
 
     block: tuple[int, int] | None  # rows, columns; None: the shape of the scales tells
     scale: str = "weight_scale_inv"  # name of the scales, which multiply in spite of "inv"
+    _scale_types: ClassVar[tuple[str, ...]] = FLOATS
 
     def holds(self, module: str, types: Types) -> bool:
         """Return whether there is a weight in FP8, or a scale of no other format's."""
@@ -62,7 +68,9 @@ class Fp8(Format):
         blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
         return {
             f"{module}.weight": Stored((rows, columns), (_TYPE,)),
-            f"{module}.{self.scale}": Stored(blocks, FLOATS, shortened=self.block[1] == EVERYTHING),
+            f"{module}.{self.scale}": Stored(
+                blocks, self._scale_types, shortened=self.block[1] == EVERYTHING
+            ),
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
@@ -73,7 +81,28 @@ class Fp8(Format):
         if (codes.view(torch.uint8) & _NAN == _NAN).any():
             raise InvalidRequest(f"{module}.weight holds NaN", param="model")
         rows, columns = slice_of(share.rows, height), slice_of(share.columns, width)
-        blocks = read(f"{module}.{self.scale}", rows, columns).float()
+        blocks = self._scales(read(f"{module}.{self.scale}", rows, columns), module)
         by_row = blocks[blocks_of(share.rows, height)]
         scales = by_row[:, blocks_of(share.columns, width, group_size)].contiguous()
         return QuantizedWeight(codes, scales, None, group_size)
+
+    def _scales(self, stored: Tensor, module: str) -> Tensor:
+        return stored.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp8(Fp8):
+    """MXFP8: E4M3 weights, a power of two for every 32 inputs (OCP Microscaling Formats 1.0)."""
+
+    block: tuple[int, int] | None = (1, MXFP4_GROUP)
+    scale: str = "weight_scale"
+    _scale_types: ClassVar[tuple[str, ...]] = EXPONENTS
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether there is a weight in FP8 whose scales are not in another format."""
+        weight, scale = f"{module}.weight", f"{module}.{self.scale}"
+        held = weight in types and types.dtype(weight) == _TYPE
+        return held and (scale not in types or types.dtype(scale) in EXPONENTS)
+
+    def _scales(self, stored: Tensor, module: str) -> Tensor:
+        return e8m0(exponents(stored, f"{module}.{self.scale}"))

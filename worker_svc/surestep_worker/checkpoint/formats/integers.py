@@ -1,12 +1,11 @@
 """Weights that are whole numbers, less a zero point, times a scale of a group of inputs.
 
-Numbers of 2 or 4 bits become INT4. Those of 8 bits, and scales of more than 16 bits, become codes
+Numbers of up to 4 bits become INT4. Those of more, and scales of more than 16 bits, become codes
 with minima, of which a zero point times its scale is rounded once, if at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,8 +30,8 @@ from .format import (
     refuse_sizes,
     slice_of,
 )
+from .words import Packing, unpack_nibbles
 
-_WORD_BITS = 32
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each output within the word
 _MOST_INT4 = 15  # zero point, and code
 _SCALE_BITS = 0xF  # of a scale in fp32, free for the zero point of INT4
@@ -82,12 +81,11 @@ class Awq(_Transposed):
     group_size: int  # inputs; -1: all
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Return the tensors. Groups and words must be full."""
-        group, word = grouped(columns, self.group_size), len(_AWQ_PLACES)
-        if rows % word or columns % group:
-            wanted = f"outputs must be a multiple of {word}, inputs of the group size {group}"
-            refuse_sizes(module, "AWQ", rows, columns, wanted)
-        words, groups = rows // word, columns // group
+        """Return the tensors. Words must be full."""
+        word = len(_AWQ_PLACES)
+        if rows % word:
+            refuse_sizes(module, "AWQ", rows, columns, f"outputs must be a multiple of {word}")
+        words, groups = rows // word, -(-columns // grouped(columns, self.group_size))
         return {
             f"{module}.qweight": Stored((columns, words), ("I32",)),
             f"{module}.qzeros": Stored((groups, words), ("I32",)),
@@ -101,18 +99,18 @@ class Awq(_Transposed):
         first = share.rows.start - words.start * word
         rows = slice(first, first + len(share.rows))
         packed = read(f"{module}.qweight", slice_of(share.columns), words)
-        codes = unpack(packed, 4, _AWQ_PLACES).T[rows]
-        zeros = unpack(read(f"{module}.qzeros", groups, words), 4, _AWQ_PLACES).T[rows]
+        codes = unpack_nibbles(packed, _AWQ_PLACES).T[rows]
+        zeros = unpack_nibbles(read(f"{module}.qzeros", groups, words), _AWQ_PLACES).T[rows]
         scales = read(f"{module}.scales", groups, slice_of(share.rows)).float().T
         return Numbers(codes, zeros.int(), scales, 4).in_order(share, group)
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq(_Transposed):
-    """Weights of 2, 4 or 8 bits, a scale and a zero per output and group (Frantar et al., 2023).
+    """Weights of 2 to 8 bits, a scale and a zero per output and group (Frantar et al., 2023).
 
-    Stored transposed: the codes of neighbouring inputs in one int32, and the zero points of
-    neighbouring outputs. Where inputs were grouped in another order than that of their places,
+    Stored transposed: words hold codes of neighbouring inputs, and zero points of neighbouring
+    outputs. Where inputs were grouped in another order than that of their places,
     `g_idx` has the group of each, and no layout of ours holds the weight.
     """
 
@@ -120,17 +118,18 @@ class Gptq(_Transposed):
     zero_offset: int  # of AutoGPTQ's first format, which stores zero points minus 1
     bits: int = 4
     has_index: bool = True  # there is a g_idx
+    planes: bool = False  # see Packing
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Return the tensors. Words and groups must be full."""
-        group, word = grouped(columns, self.group_size), _WORD_BITS // self.bits
-        if rows % word or columns % word or columns % group:
-            wanted = f"both must be multiples of {word}, inputs of the group size {group}"
-            refuse_sizes(module, "GPTQ", rows, columns, wanted)
-        groups = columns // group
+        """Return the tensors. Words must be full."""
+        packing = Packing(self.bits, self.planes)
+        if rows % packing.numbers or columns % packing.numbers:
+            wanted = f"both must be multiples of {packing.numbers}"
+            refuse_sizes(module, f"GPTQ in {self.bits} bits", rows, columns, wanted)
+        groups = -(-columns // grouped(columns, self.group_size))
         tensors = {
-            f"{module}.qweight": Stored((columns // word, rows), ("I32",)),
-            f"{module}.qzeros": Stored((groups, rows // word), ("I32",)),
+            f"{module}.qweight": Stored((packing.words(columns), rows), ("I32",)),
+            f"{module}.qzeros": Stored((groups, packing.words(rows)), ("I32",)),
             f"{module}.scales": Stored((groups, rows), ("F16", "BF16")),
         }
         if self.has_index:
@@ -140,18 +139,15 @@ class Gptq(_Transposed):
     def read(self, share: Share, read: Read) -> Weight:
         """Read a share. Also raises InvalidRequest for zero points of more bits than codes have."""
         module, group = share.module, grouped(share.inputs, self.group_size)
-        word, places = _WORD_BITS // self.bits, range(_WORD_BITS // self.bits)
-        rows, words = slice_of(share.rows), slice_of(share.rows, word)
+        packing, rows = Packing(self.bits, self.planes), slice_of(share.rows)
         owners = None
         if self.has_index:
             owners = read_owners(f"{module}.g_idx", share, group, read)
         groups = slice_of(share.columns, group) if owners is None else slice(0, None)
-        packed = read(f"{module}.qweight", slice_of(share.columns, word), rows)
-        first = share.columns.start % word
-        codes = unpack(packed.T, self.bits, places)[:, first : first + len(share.columns)]
-        first = share.rows.start - words.start * word
-        zeros = unpack(read(f"{module}.qzeros", groups, words), self.bits, places).int()
-        zeros = (zeros + self.zero_offset).T[first : first + len(share.rows)]
+        packed = read(f"{module}.qweight", packing.slice_of(share.columns), rows)
+        codes = packing.unpack(packed.T, share.columns)
+        packed = read(f"{module}.qzeros", groups, packing.slice_of(share.rows))
+        zeros = packing.unpack(packed, share.rows).int().T + self.zero_offset
         if (zeros >= 1 << self.bits).any() and self.bits == 4:
             raise InvalidRequest(f"{module}.qzeros holds more than 4 bits", param="model")
         scales = finite(read(f"{module}.scales", groups, rows).float().T, f"{module}.scales")
@@ -163,8 +159,8 @@ class Gptq(_Transposed):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers(Format):
-    """Numbers of 2, 4 or 8 bits as compressed-tensors packs them: neighbouring inputs in an int32,
-    the smallest number as 0."""
+    """Numbers of 2 to 8 bits as compressed-tensors packs them: neighbouring inputs in words, the
+    smallest number as 0."""
 
     group_size: int  # inputs; -1: all
     bits: int
@@ -177,42 +173,34 @@ class PackedIntegers(Format):
         return codes in types and types.dtype(codes) == "I32"
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Return the tensors. Groups must be full."""
-        group, word = grouped(columns, self.group_size), _WORD_BITS // self.bits
-        if columns % group:
-            wanted = f"inputs must be a multiple of the group size {group}"
-            refuse_sizes(module, "pack-quantized", rows, columns, wanted)
-        groups = columns // group
+        """Return the tensors."""
+        packing, groups = Packing(self.bits), -(-columns // grouped(columns, self.group_size))
         tensors = {
-            f"{module}.weight_packed": Stored((rows, -(-columns // word)), ("I32",)),
+            f"{module}.weight_packed": Stored((rows, packing.words(columns)), ("I32",)),
             f"{module}.weight_scale": Stored((rows, groups), FLOATS, shortened=True),
         }
         if not self.symmetric:
-            zeros = Stored((-(-rows // word), groups), ("I32",))
+            zeros = Stored((packing.words(rows), groups), ("I32",))
             tensors[f"{module}.weight_zero_point"] = zeros
         if not self.in_order:
             tensors[f"{module}.weight_g_idx"] = Stored((columns,), ("I32",))
         return tensors
 
     def read(self, share: Share, read: Read) -> Weight:
-        module, word, places = share.module, _WORD_BITS // self.bits, range(_WORD_BITS // self.bits)
+        module, packing, rows = share.module, Packing(self.bits), slice_of(share.rows)
         group = EVERYTHING if self.group_size == -1 else self.group_size
-        rows, words = slice_of(share.rows), slice_of(share.columns, word)
         owners = None
         if not self.in_order:
             owners = read_owners(f"{module}.weight_g_idx", share, group, read)
         groups = slice_of(share.columns, group) if owners is None else slice(0, None)
-        first = share.columns.start - words.start * word
-        codes = unpack(read(f"{module}.weight_packed", rows, words), self.bits, places)
-        codes = codes[:, first : first + len(share.columns)]
+        packed = read(f"{module}.weight_packed", rows, packing.slice_of(share.columns))
+        codes = packing.unpack(packed, share.columns)
         scale = f"{module}.weight_scale"
         scales = finite(read(scale, rows, groups).float(), scale)
         zeros = torch.full_like(scales, 1 << self.bits - 1, dtype=torch.int32)
         if not self.symmetric:
-            whole = slice_of(share.rows, word)
-            packed = read(f"{module}.weight_zero_point", whole, groups)
-            begin = share.rows.start - whole.start * word
-            zeros = unpack(packed.T, self.bits, places).T[begin : begin + len(share.rows)].int()
+            packed = read(f"{module}.weight_zero_point", packing.slice_of(share.rows), groups)
+            zeros = packing.unpack(packed.T, share.rows).T.int()
         numbers = Numbers(codes, zeros, scales, self.bits)
         return (
             numbers.in_order(share, group) if owners is None else numbers.in_another_order(owners)
@@ -221,12 +209,15 @@ class PackedIntegers(Format):
 
 @dataclass(frozen=True, slots=True)
 class Int8(Format):
-    """Signed bytes, with a scale, and maybe a zero point, for each output or for all of them.
+    """Numbers in signed bytes, with a scale, and maybe a zero point, for each group of inputs of
+    an output, or for all.
 
     Scales of inputs are not read: inputs are multiplied as they are.
     """
 
     symmetric: bool
+    group_size: int = -1  # inputs; -1: all
+    by_row: bool = True  # outputs have scales of their own
 
     def holds(self, module: str, types: Types) -> bool:
         """Return whether the weight is in bytes."""
@@ -235,24 +226,29 @@ class Int8(Format):
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
         """Return the tensors."""
+        groups = -(-columns // grouped(columns, self.group_size))
+        shape = rows if self.by_row else 1, groups
         tensors = {
             f"{module}.weight": Stored((rows, columns), ("I8",)),
-            f"{module}.weight_scale": Stored((rows, 1), FLOATS, shortened=True),
+            f"{module}.weight_scale": Stored(shape, FLOATS, shortened=True),
         }
         if not self.symmetric:
-            tensors[f"{module}.weight_zero_point"] = Stored((rows, 1), ("I8",), shortened=True)
+            tensors[f"{module}.weight_zero_point"] = Stored(shape, ("I8",), shortened=True)
         return tensors
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        module, rows, first = share.module, slice_of(share.rows), slice(0, 1)
-        codes = read(f"{module}.weight", rows, slice_of(share.columns))
-        scale = f"{module}.weight_scale"
-        scales = finite(read(scale, rows, first).float(), scale)
+        module, scale = share.module, f"{share.module}.weight_scale"
+        group = EVERYTHING if self.group_size == -1 else self.group_size
+        rows = slice_of(share.rows) if self.by_row else slice(0, 1)
+        groups = slice_of(share.columns, group)
+        codes = read(f"{module}.weight", slice_of(share.rows), slice_of(share.columns))
+        scales = finite(read(scale, rows, groups).float(), scale)
         zeros = torch.full_like(scales, 128, dtype=torch.int32)
         if not self.symmetric:
-            zeros += read(f"{module}.weight_zero_point", rows, first).int()
+            zeros += read(f"{module}.weight_zero_point", rows, groups).int()
         unsigned = codes.contiguous().view(torch.uint8) ^ 0x80
-        return Numbers(unsigned, zeros, scales, 8).in_order(share, EVERYTHING)
+        each = (zeros.expand(len(codes), -1), scales.expand(len(codes), -1))
+        return Numbers(unsigned, *each, 8).in_order(share, group)
 
 
 def read_owners(name: str, share: Share, group: int, read: Read) -> Tensor | None:
@@ -266,9 +262,3 @@ def read_owners(name: str, share: Share, group: int, read: Read) -> Tensor | Non
     if owners.min() < 0 or owners.max() >= -(-share.inputs // group):
         raise InvalidRequest(f"{name} names groups that do not exist", param="model")
     return owners
-
-
-def unpack(words: Tensor, bits: int, places: Sequence[int]) -> Tensor:
-    """Return codes u8[R, n W] of words i32[R, W], each of which holds n codes at these places."""
-    codes = [(words >> bits * place & (1 << bits) - 1).to(torch.uint8) for place in places]
-    return torch.stack(codes, dim=-1).flatten(1)

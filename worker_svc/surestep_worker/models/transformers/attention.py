@@ -83,13 +83,14 @@ def recording(model: nn.Module) -> Iterator[list[AttentionFacts]]:
 class Pass:
     """The forward pass that is under way on a rank."""
 
-    __slots__ = ("_turns", "batch", "caches")
+    __slots__ = ("_turns", "batch", "caches", "positions")
     batch: StepBatch
     caches: Caches
+    positions: Tensor  # i64[T] of its tokens
 
     def begin(self, batch: StepBatch, caches: Caches) -> None:
         """Take up the next step."""
-        self.batch, self.caches = batch, caches
+        self.batch, self.caches, self.positions = batch, caches, batch.positions
         self._turns = Counter[nn.Module]()
 
     def turn(self, module: nn.Module, layers: Sequence[PagedLayer]) -> PagedLayer:
@@ -137,8 +138,10 @@ class PagedLayer(NamedTuple):
             keys, values = (self._by_token(self.heads.kept(x, whole=whole)) for x in (k, v))
             self.kernels.store_kv(keys, values, cache, pages.kv_slots)
         heads, missing = q.shape[1], -q.shape[1] % self.heads.in_cache.size
+        if missing:  # without it, padding is a copy
+            q = functional.pad(q, (0, 0, 0, 0, 0, missing))
         out = self.kernels.paged_attention(
-            self._by_token(functional.pad(q, (0, 0, 0, 0, 0, missing))),
+            self._by_token(q),
             cache,
             pages.rows,
             scale,

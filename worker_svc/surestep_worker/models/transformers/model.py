@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
+from surestep_worker.checkpoint.kv_scales import take_kv_scales
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.layers.context import LayerContext, StepBatch
 from surestep_worker.layers.draft_head import DraftHead
@@ -23,13 +25,13 @@ from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.residual import output_bound
 
-from .attention import BACKEND, PAGED, PagedLayer, Pass
+from .attention import BACKEND, PAGED, AttentionFacts, PagedLayer, Pass
 from .config import CAUSAL, TransformersConfig
 from .curves import VECTOR, WholeVectors
 from .cuts import Cut, Heads, Joint, seen_shape
 from .experts import EXPERTS, Experts, expert_modules
 from .matrix import Matrix, Rows, Siblings, Use
-from .modules import replace_modules
+from .modules import replace_counted_positions, replace_modules
 from .plan import Cuts, cuts_of, siblings_of
 from .rehearsal import rehearse
 from .skeleton import Skeleton
@@ -88,9 +90,12 @@ class TransformersModel:
         replace_modules(model, len(context.rotary), context.kernels, table[0, :1])
         _attach(model, context, self._now)
         self._decoder, self._whole = skeleton.decoder, model
+        replace_counted_positions(self._decoder, self._now)
         setattr(model, skeleton.decoder_name, Decoded())
         self._blocks, self._captured = _blocks(skeleton.decoder, context.config), list[Tensor]()
         self.hidden_bound = _bound(skeleton.decoder, context.config)
+        numbers = list(map(_number_of, self.config.keeping))
+        self._kv_scales = take_kv_scales(context.weights, numbers, self.config.num_layers)
         self.weight_bytes = context.weights.nbytes
 
     def rehearse(self) -> None:
@@ -104,6 +109,7 @@ class TransformersModel:
         try:
             with torch.inference_mode():
                 positions = torch.arange(len(token_ids))[None]
+                self._now.positions = positions[0]
                 made = self._decoder(
                     input_ids=token_ids[None], position_ids=positions, use_cache=False
                 )
@@ -122,6 +128,7 @@ class TransformersModel:
             dtype=self.vocabulary.dtype,
             kept_hidden=head.width if head is not None and head.reads_hidden else 0,
             draft_layers=head.kv_layers if head is not None else (),
+            scales=self._kv_scales,
         )
 
     def recurrent_spec(self) -> None:
@@ -207,7 +214,8 @@ class _Head(nn.Module):
         logits = self._vocabulary.logits(hidden[0].contiguous())
         if self._bias is not None:
             logits += self._bias
-        return functional.pad(logits, (0, -logits.shape[1] % VECTOR))[None]
+        missing = -logits.shape[1] % VECTOR
+        return (functional.pad(logits, (0, missing)) if missing else logits)[None]
 
 
 def _fill(
@@ -290,6 +298,12 @@ def _pack(checkpoint: CheckpointWeights, name: str, use: Use, kernels: KernelSet
     if not isinstance(weight, Tensor):
         return kernels.pack_quantized(weight, bias)
     return kernels.pack_linear(weight.T if use.input_major else weight, bias)
+
+
+def _number_of(call: AttentionFacts) -> int:
+    """Return the layer that attends, by the number in its name; -1: there is none."""
+    number = re.search(r"(?<=\.)\d+(?=\.)", call.module)
+    return -1 if number is None else int(number[0])
 
 
 def _blocks(decoder: nn.Module, config: TransformersConfig) -> Sequence[nn.Module]:

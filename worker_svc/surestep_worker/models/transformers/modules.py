@@ -1,13 +1,16 @@
-"""Modules of transformers that ours replace: norms and rotary embeddings."""
+"""Modules of transformers that ours replace: norms and embeddings of positions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
 from surestep_kernels import KernelSet
 from torch import Tensor, nn
+
+from .attention import Pass
 
 _CHUNK = 4096  # positions of a rotary table that are computed at once
 _SAMPLES = 8  # rows on which norms are compared
@@ -52,6 +55,30 @@ class TableRotary(nn.Module):
         if isinstance(parts[0], Tensor):
             return torch.cat(parts)
         return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+class StepPositions(nn.Module):
+    """Embeddings of positions in a decoder that counts them itself, as those of Bart do: of the
+    tokens of a step instead."""
+
+    def __init__(self, module: Any, now: Pass) -> None:
+        super().__init__()
+        self._module, self._now = module, now
+
+    def forward(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the embeddings of the tokens' positions."""
+        return self._module(ids, position_ids=self._now.positions)
+
+
+def replace_counted_positions(decoder: nn.Module, now: Pass) -> None:
+    """Tell a decoder that is not told positions where the tokens of a step are."""
+    if "position_ids" in signature(decoder.forward).parameters:
+        return
+    for parent in list(decoder.modules()):
+        for name, module in list(parent._modules.items()):
+            told = signature(module.forward).parameters if module is not None else ()
+            if "position_ids" in told and "cache_length" in told:
+                parent._modules[name] = StepPositions(module, now)
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -1,32 +1,42 @@
-"""Weights in E2M1, of four bits: MXFP4 and NVFP4, each under the names of those who write them."""
+"""Weights of four and six bits: MXFP4, NVFP4 and MXFP6, under the names of those who write them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.linear import E8M0_NAN, MXFP4_GROUP
+from surestep_kernels.linear import MXFP4_GROUP, e8m0
 from torch import Tensor
 
 from .format import (
+    EXPONENTS,
     Format,
     Read,
     Share,
     Stored,
     Types,
     blocks_of,
+    exponents,
     finite,
     group_size_of,
     refuse_sizes,
     slice_of,
 )
+from .integers import Numbers
+from .words import Packing
 
 _BLOCK_BYTES = MXFP4_GROUP // 2
-_NVFP4_GROUP = 16
+_NVFP4_GROUPS = 16, 32  # inputs; NVIDIA's ModelOpt has the latter, too
 _OF_BLOCKS = "blocks", "scales"
+_MOST_E2M3 = 60  # eighths
+_E2M3 = [  # eighths that each code stands for, plus 60: a sign, two bits of exponent, three more
+    _MOST_E2M3 + sign * (code if code < 8 else (8 + code % 8) << (code // 8 - 1))
+    for sign in (1, -1)
+    for code in range(32)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +64,7 @@ class _Mxfp4(Format):
                 param="tensor_parallel_size",
             )
         place = slice_of(rows), slice_of(columns, MXFP4_GROUP)
-        scales = read(scale, *place).contiguous()
-        if (scales == E8M0_NAN).any():
-            raise InvalidRequest(f"{scale} holds NaN", param="model")
+        scales = exponents(read(scale, *place), scale)
         return QuantizedWeight(
             _unpack(self._read_codes(codes, *place, read)), scales, None, MXFP4_GROUP
         )
@@ -82,7 +90,7 @@ class Mxfp4Blocks(_Mxfp4):
         blocks = columns // MXFP4_GROUP
         return {
             f"{module}_blocks": Stored((rows, blocks, _BLOCK_BYTES), ("U8",)),
-            f"{module}_scales": Stored((rows, blocks), ("U8",)),
+            f"{module}_scales": Stored((rows, blocks), EXPONENTS),
         }
 
     def _names(self, module: str) -> tuple[str, str]:
@@ -94,13 +102,15 @@ class Mxfp4Blocks(_Mxfp4):
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Packed(_Mxfp4):
-    """MXFP4 as compressed-tensors has it: codes [N, K / 2]."""
+    """MXFP4 as compressed-tensors and ModelOpt have it: codes [N, K / 2]."""
+
+    codes: str = "weight_packed"
 
     def holds(self, module: str, types: Types) -> bool:
         """Return whether there are packed bytes, and no scales of NVFP4."""
         codes, scale = self._names(module)
         is_packed = codes in types and types.dtype(codes) == "U8"
-        return is_packed and (scale not in types or types.dtype(scale) == "U8")
+        return is_packed and (scale not in types or types.dtype(scale) in EXPONENTS)
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
         """Return both tensors. Blocks must be full."""
@@ -108,11 +118,11 @@ class Mxfp4Packed(_Mxfp4):
         codes, scale = self._names(module)
         return {
             codes: Stored((rows, columns // 2), ("U8",)),
-            scale: Stored((rows, columns // MXFP4_GROUP), ("U8",)),
+            scale: Stored((rows, columns // MXFP4_GROUP), EXPONENTS),
         }
 
     def _names(self, module: str) -> tuple[str, str]:
-        return f"{module}.weight_packed", f"{module}.weight_scale"
+        return f"{module}.{self.codes}", f"{module}.weight_scale"
 
     def _read_codes(self, name: str, rows: slice, blocks: slice, read: Read) -> Tensor:
         return read(name, rows, slice(blocks.start * _BLOCK_BYTES, blocks.stop * _BLOCK_BYTES))
@@ -120,7 +130,7 @@ class Mxfp4Packed(_Mxfp4):
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4(Format):
-    """E2M1 weights, an E4M3 scale for every 16 inputs and one scale for all of them.
+    """E2M1 weights, an E4M3 scale for every 16 or 32 inputs and one scale for all of them.
 
     Bytes are as those of MXFP4. Scales of inputs are not read: inputs are multiplied as they are.
     """
@@ -128,6 +138,16 @@ class Nvfp4(Format):
     codes: str = "weight_packed"
     whole: str = "weight_global_scale"  # of all scales
     divides: bool = True  # it does; otherwise it multiplies
+    group: int = _NVFP4_GROUPS[0]
+
+    def format_of(self, module: str, types: Types) -> Format | None:
+        """Return the format of a module, with the groups that the shapes of its tensors tell."""
+        codes, scale = f"{module}.{self.codes}", f"{module}.weight_scale"
+        if not self.holds(module, types) or codes not in types or scale not in types:
+            return self if self.holds(module, types) else None
+        inputs, groups = 2 * types.shape(codes)[-1], types.shape(scale)[-1:]
+        fits = [size for size in _NVFP4_GROUPS if groups == (-(-inputs // size),)]
+        return replace(self, group=fits[0]) if fits else self
 
     def holds(self, module: str, types: Types) -> bool:
         """Return whether there is a scale of all, or bytes with scales in FP8."""
@@ -138,32 +158,75 @@ class Nvfp4(Format):
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
         """Return the tensors. Groups must be full."""
-        if columns % _NVFP4_GROUP:
-            wanted = f"inputs must be a multiple of {_NVFP4_GROUP}"
+        if columns % self.group:
+            wanted = f"inputs must be a multiple of {self.group}"
             refuse_sizes(module, "NVFP4", rows, columns, wanted)
         return {
             f"{module}.{self.codes}": Stored((rows, columns // 2), ("U8",)),
-            f"{module}.weight_scale": Stored((rows, columns // _NVFP4_GROUP), ("F8_E4M3",)),
+            f"{module}.weight_scale": Stored((rows, columns // self.group), ("F8_E4M3",)),
             f"{module}.{self.whole}": Stored((1, 1), ("F32",), shortened=True),
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
         module, columns = share.module, share.columns
-        group_size = group_size_of(_NVFP4_GROUP, share)
-        rows, groups = slice_of(share.rows), slice_of(columns, _NVFP4_GROUP)
-        first = columns.start - groups.start * _NVFP4_GROUP
-        every = slice(groups.start * _NVFP4_GROUP // 2, groups.stop * _NVFP4_GROUP // 2)
+        group_size = group_size_of(self.group, share)
+        rows, groups = slice_of(share.rows), slice_of(columns, self.group)
+        first = columns.start - groups.start * self.group
+        every = slice(groups.start * self.group // 2, groups.stop * self.group // 2)
         codes = _unpack(read(f"{module}.{self.codes}", rows, every))
         whole = read(f"{module}.{self.whole}", slice(0, 1), slice(0, 1))
         scales = read(f"{module}.weight_scale", rows, groups).float()
         scales = scales / whole if self.divides else scales * whole
-        owners = blocks_of(columns, _NVFP4_GROUP, group_size)
+        owners = blocks_of(columns, self.group, group_size)
         return QuantizedWeight(
             codes[:, first : first + len(columns)].contiguous(),
             finite(scales[:, owners].contiguous(), f"{module}.weight_scale"),
             None,
             group_size,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp6(Format):
+    """E2M3 weights, a power of two for every 32 inputs: whole numbers of eighths, up to 60.
+
+    Three bytes hold four neighbouring inputs, the first in the lowest bits.
+    """
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether there are packed bytes."""
+        codes = f"{module}.weight_packed"
+        return codes in types and types.dtype(codes) == "U8"
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return both tensors. Blocks must be full."""
+        if columns % MXFP4_GROUP:
+            refuse_sizes(
+                module, "MXFP6", rows, columns, f"inputs must be a multiple of {MXFP4_GROUP}"
+            )
+        return {
+            f"{module}.weight_packed": Stored((rows, 6 * columns // 8), ("U8",)),
+            f"{module}.weight_scale": Stored((rows, columns // MXFP4_GROUP), EXPONENTS),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """Read the blocks that have a part in a share. Also raises for NaN."""
+        rows, columns, scale = slice_of(share.rows), share.columns, f"{share.module}.weight_scale"
+        blocks, packing = slice_of(columns, MXFP4_GROUP), Packing(6)
+        block_bytes = 6 * MXFP4_GROUP // 8
+        data = read(
+            f"{share.module}.weight_packed",
+            rows,
+            slice(blocks.start * block_bytes, blocks.stop * block_bytes),
+        )
+        start = columns.start % MXFP4_GROUP
+        codes = packing.unpack(
+            data.contiguous().view(torch.int32), range(start, start + len(columns))
+        )
+        values = torch.tensor(_E2M3, dtype=torch.uint8)[codes.int()]
+        scales = e8m0(exponents(read(scale, rows, blocks), scale)) / 8
+        zeros = torch.full_like(scales, _MOST_E2M3, dtype=torch.int32)
+        return Numbers(values, zeros, scales, 8).in_order(share, MXFP4_GROUP)
 
 
 def _unpack(data: Tensor) -> Tensor:
