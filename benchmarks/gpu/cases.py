@@ -12,6 +12,7 @@ from itertools import product
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels.add_adapters import AdapterWeights
 from torch import Tensor
 
 from gpu import cases_experts, cases_fused, cases_state, cases_step
@@ -165,6 +166,26 @@ def mul_sigmoid(s: Sizes) -> Iterator[Case]:
         yield Case("mul_sigmoid", f"T={m} W={width}", partial(make, m=m, width=width))
 
 
+def add_adapters(s: Sizes) -> Iterator[Case]:
+    """Shares of adapters of rank 16 in a square layer, each row's its own, up to 32 of them."""
+    rank = 16
+
+    def make(device: str, m: int) -> Work:
+        places, width = min(m, 32), s.hidden
+        a = activations(device, places * rank, width).view(places, 1, rank, width)
+        b = activations(device, places * rank, width).view(places, rank, width)
+        ranks = torch.full((places, 1), rank, dtype=torch.int32, device=device)
+        spans = torch.tensor([[0, width, 0]], device=device)
+        weights = AdapterWeights(a, b, ranks, torch.ones(places, 1, device=device), spans)
+        y, x = activations(device, m, width), activations(device, m, width)
+        at = torch.arange(m, dtype=torch.int32, device=device) % places
+        run = partial(kernels().add_adapters, y, x, at, weights)
+        return Work(run, a.nbytes + b.nbytes + x.nbytes + 2 * y.nbytes)
+
+    for m in s.rows:
+        yield Case("add_adapters", f"T={m} H={s.hidden} R={rank}", partial(make, m=m))
+
+
 def _product(
     packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None, ops: KernelSet
 ) -> Work:
@@ -188,6 +209,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,
     "mul_sigmoid": mul_sigmoid,
+    "add_adapters": add_adapters,
     **cases_experts.OPS,
     **cases_fused.OPS,
     **cases_state.OPS,

@@ -64,9 +64,13 @@ class Refusal(NamedTuple):
 
 
 def split_names(value: Any) -> Any:
-    """Split a JSON list, or names separated by commas; anything that is no text stays as it is."""
+    """Split a JSON list, or names separated by commas, of which a JSON object is one; anything that
+    is no text stays as it is.
+    """
     if not isinstance(value, str):
         return value
+    if value.lstrip().startswith("{"):
+        return [value]
     if value.lstrip().startswith("["):
         return json.loads(value)
     return [name.strip() for name in value.split(",") if name.strip()]

@@ -150,6 +150,7 @@ class PlanRows(_Rows):
     accepted: IntArray
     depends_on_step: IntArray
     catch_up: IntArray
+    adapter: IntArray
 
     @classmethod
     def none(cls) -> Self:
@@ -201,6 +202,7 @@ class KnownSlots:
     logged_accepted: IntArray  # drafts recorded for `accepted_step`; 0 if that is 0, -1 = no entry
     last_step: IntArray  # planned or run for this tenancy; 0 = none
     prompt_chunk: int  # of the workers, at least 1
+    own_adapter: IntArray  # of the request, as its place plus 1; 0 = none
 
 
 def check_plan_rows(rows: PlanRows, known: KnownSlots) -> None:
@@ -216,6 +218,9 @@ def check_plan_rows(rows: PlanRows, known: KnownSlots) -> None:
     message = "row continues step {}, but {} was the last one"
     last_step = known.last_step
     require(rows.depends_on_step == last_step, slot, message, rows.depends_on_step, last_step)
+
+    message = "row of adapter {}, the request has {}"
+    require(rows.adapter == known.own_adapter, slot, message, rows.adapter, known.own_adapter)
 
     verify, last = mode == VERIFY, np.where(known.pools, mode == POOL, mode == PREFILL_LAST)
     decoding, prefilling = (verify | (mode == DECODE)) & ~known.pools, last | (mode == PREFILL)

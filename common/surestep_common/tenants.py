@@ -11,13 +11,14 @@ from hashlib import blake2b
 _OVERFULL = 2  # times the bound that there may be, for clients below their share of it
 
 
-def cache_root(owner: str, salt: str) -> bytes:
-    """Return what the keys of all prefixes of an owner begin with, where requests have this salt.
+def cache_root(owner: str, salt: str, adapter: str = "") -> bytes:
+    """Return what the keys of all prefixes of an owner begin with, where requests have this salt
+    and the adapter with this digest.
 
-    The owner's length goes first, so that no salt makes one owner's root another's.
+    The lengths of what goes first are part of it, so that no salt makes one root another's.
     """
-    name = owner.encode()
-    return blake2b(len(name).to_bytes(8) + name + salt.encode(), digest_size=16).digest()
+    names = (len(name).to_bytes(8) + name for name in (owner.encode(), adapter.encode()))
+    return blake2b(b"".join(names) + salt.encode(), digest_size=16).digest()
 
 
 def may_enter(held: float, more: float, total: float, bound: float, share: float) -> bool:

@@ -23,6 +23,7 @@ from .apis.embeddings.score_inputs import judging_ids
 from .apis.invocations.routes import InvocationRoutes
 from .apis.messages.routes import MessagesRoutes
 from .apis.openai.routes import OpenAIRoutes
+from .apis.operators.adapters import AdapterRoutes
 from .apis.operators.admin import AdminRoutes
 from .apis.operators.engine_control import EngineControlRoutes
 from .apis.operators.routes import OperatorRoutes
@@ -113,6 +114,7 @@ def make_app(models: Models, store: Store, address: str) -> ASGIApp:
         *AdminRoutes(models).routes(),
         *EngineControlRoutes(models).routes(),
         *WeightRoutes(models).routes(),
+        *AdapterRoutes(models).routes(),
     ]
     for route in routes:
         if isinstance(route, DescribedRoute) and route.rule.counted:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from surestep_common.errors import MissingParameter, ModelNotFound
 from surestep_common.tracing import Tracer
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.http.bodies import Answers
 
@@ -46,6 +47,12 @@ class Gateway:
         """The model's first name."""
         return self.settings.model_names[0]
 
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The adapters that may be asked for in its place, by name."""
+        known = self.pool.info.adapters if self.pool.is_known else ()
+        return {adapter.name: adapter for adapter in known}
+
 
 @dataclass(frozen=True)
 class Models:
@@ -74,8 +81,11 @@ class Models:
         return [(one, scheduler) for one in self.all for scheduler in one.pool.schedulers]
 
     def named(self, name: str) -> Gateway:
-        """Return the model of this name. Raise ModelNotFound."""
-        if (found := self._by_name.get(name)) is None:
+        """Return the model of this name, or that of an adapter. Raise ModelNotFound."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = next((one for one in self.all if name in one.adapters), None)
+        if found is None:
             raise ModelNotFound(f"the model '{name}' does not exist", param="model")
         return found
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .add_adapters import AddAdapters, add_adapters_reference
 from .causal_conv import causal_conv_reference
 from .choose import Choose, choose_reference
 from .clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
@@ -113,6 +114,7 @@ class KernelSet:
     pack_linear: PackLinear = pack_linear_reference
     pack_quantized: PackQuantized = pack_quantized_reference
     linear: Linear = linear_reference
+    add_adapters: AddAdapters = add_adapters_reference
     rotary: Rotary = rotary_reference
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]] = kv_cache_shape
     store_kv: StoreKV = store_kv_reference

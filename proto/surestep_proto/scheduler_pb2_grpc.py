@@ -5,6 +5,7 @@ import warnings
 
 from surestep_proto import scheduler_pb2 as surestep__proto_dot_scheduler__pb2
 from surestep_proto import supervisor_pb2 as surestep__proto_dot_supervisor__pb2
+from surestep_proto import worker_pb2 as surestep__proto_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -89,6 +90,16 @@ class SchedulerStub:
                 '/surestep.v1.Scheduler/UpdateWeights',
                 request_serializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/surestep.v1.Scheduler/LoadAdapter',
+                request_serializer=surestep__proto_dot_scheduler__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/surestep.v1.Scheduler/UnloadAdapter',
+                request_serializer=surestep__proto_dot_scheduler__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
 
 
@@ -179,6 +190,21 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Load an adapter on all ranks or none, beside the steps, for operators. INVALID_ARGUMENT, which changes nothing,
+        where it does not fit; RESOURCE_EXHAUSTED where all places are taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Answer no more requests with an adapter, for operators. What is open goes on, and then its place is free.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +262,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -535,6 +571,60 @@ class Scheduler:
             '/surestep.v1.Scheduler/UpdateWeights',
             surestep__proto_dot_scheduler__pb2.UpdateWeightsRequest.SerializeToString,
             surestep__proto_dot_scheduler__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/LoadAdapter',
+            surestep__proto_dot_scheduler__pb2.LoadAdapterRequest.SerializeToString,
+            surestep__proto_dot_worker__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/UnloadAdapter',
+            surestep__proto_dot_scheduler__pb2.UnloadAdapterRequest.SerializeToString,
+            surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

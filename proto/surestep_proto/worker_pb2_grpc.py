@@ -49,6 +49,16 @@ class WorkerStub:
                 request_serializer=surestep__proto_dot_worker__pb2.CompileRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_worker__pb2.CompileResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/surestep.v1.Worker/LoadAdapter',
+                request_serializer=surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/surestep.v1.Worker/UnloadAdapter',
+                request_serializer=surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+                response_deserializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
         self.Move = channel.stream_stream(
                 '/surestep.v1.Worker/Move',
                 request_serializer=surestep__proto_dot_worker__pb2.TierOrder.SerializeToString,
@@ -83,6 +93,21 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Read an adapter's folder into a place of the pool, beside the steps; returns what is there then. No plan may name
+        the place meanwhile. INVALID_ARGUMENT, which changes nothing, for an adapter that does not fit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forget the adapter at a place. No plan names it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Move(self, request_iterator, context):
         """Copies between blocks and the tiers behind them, beside the steps: one stream per epoch, opened
         once its first plan is answered. Each order has one answer, in any order and within its timeout.
@@ -108,6 +133,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Compile,
                     request_deserializer=surestep__proto_dot_worker__pb2.CompileRequest.FromString,
                     response_serializer=surestep__proto_dot_worker__pb2.CompileResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=surestep__proto_dot_worker__pb2.Adapter.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=surestep__proto_dot_worker__pb2.Adapter.FromString,
+                    response_serializer=surestep__proto_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
             'Move': grpc.stream_stream_rpc_method_handler(
                     servicer.Move,
@@ -196,6 +231,60 @@ class Worker:
             '/surestep.v1.Worker/Compile',
             surestep__proto_dot_worker__pb2.CompileRequest.SerializeToString,
             surestep__proto_dot_worker__pb2.CompileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Worker/LoadAdapter',
+            surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+            surestep__proto_dot_worker__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Worker/UnloadAdapter',
+            surestep__proto_dot_worker__pb2.Adapter.SerializeToString,
+            surestep__proto_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

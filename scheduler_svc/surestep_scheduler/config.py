@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
 from surestep_common.access import PeerSettings
@@ -15,6 +17,19 @@ from surestep_proto import worker_pb2
 
 if TYPE_CHECKING:
     from .core.limits import Limits
+
+
+def _module(text: str) -> tuple[str, str]:
+    """Parse an adapter: name=folder, or vLLM's JSON, whose folder becomes absolute. Raises
+    ValueError."""
+    if text.startswith("{"):
+        given = json.loads(text)
+        name, path = given.get("name"), given.get("path")
+    else:
+        name, _, path = text.partition("=")
+    if not (isinstance(name, str) and isinstance(path, str) and name and path) or "=" in name:
+        raise ValueError(f"takes name=folder, got {text!r}")
+    return name, str(Path(path).absolute())
 
 
 class SchedulerSettings(PeerSettings, TraceSettings):
@@ -72,6 +87,10 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     pipeline_depth: int = Field(
         default=1, ge=0, le=2, description="plans sent ahead of the newest result"
     )
+    lora_modules: Names = Field(
+        default=(),
+        description='adapters to load at the start: name=folder, or {"name":..,"path":..}',
+    )
     step_deadline_floor_s: float = Field(
         default=3.0,
         gt=0,
@@ -101,6 +120,16 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         if self.grpc_api_key and self.read_grpc_secret() is None:
             raise ValueError("--grpc-api-key needs --grpc-secret or --grpc-secret-file")
         return self
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _modules_are_folders(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("=".join(_module(text)) for text in modules)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Return the folders of adapters to load at the start, by name."""
+        return dict(_module(text) for text in self.lora_modules)
 
     def _check_tiers(self, info: worker_pb2.WorkerInfo) -> None:
         """Raise InvalidRequest where tiers behind the KV blocks could not be used."""

@@ -159,6 +159,15 @@ class ModelSettings(OffloadingSettings):
         description="of keys and values; auto = the model's, fp8 = fp8_e4m3, int8 = "
         "int8_per_token_head (on CPUs)",
     )
+    enable_lora: bool = Field(
+        default=False, description="requests may have adapters of low rank, as peft writes them"
+    )
+    max_loras: int = Field(
+        default=8, ge=1, le=4096, description="adapters that are loaded at once, at most"
+    )
+    max_lora_rank: int = Field(
+        default=16, ge=1, le=512, description="the greatest rank of an adapter"
+    )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(
         default=2.0,

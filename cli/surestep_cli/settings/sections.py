@@ -31,6 +31,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "adaptive_draft_length",
         "require_drafter",
     ),
+    "Adapters": ("enable_lora", "max_loras", "max_lora_rank", "lora_modules"),
     "Memory": (
         "load_on_demand",
         "unload_idle_s",

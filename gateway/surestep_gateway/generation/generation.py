@@ -224,6 +224,7 @@ class _SequenceBuilder:
             tenant=self.tenant,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            adapter=self.gateway.settings.adapter_named(body.model),
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
             want_drafted=wants_drafted(body),
         )

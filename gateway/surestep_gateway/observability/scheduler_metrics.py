@@ -19,7 +19,7 @@ from surestep_gateway.schedulers.circuit_breaker import BreakerState
 from .metric_families import LABELS, Field, Labelled, Labels, Split, family, split_family
 from .rank_metrics import rank_families
 from .step_metrics import step_families
-from .vllm_metrics import EngineMetrics, StatsReply, no_adapters
+from .vllm_metrics import EngineMetrics, StatsReply, adapters_of
 
 
 class SchedulerReading(NamedTuple):
@@ -261,7 +261,7 @@ class SchedulerCollector(Collector):
             for other in others:
                 first.samples += other.samples
             yield first
-        yield no_adapters()
+        yield adapters_of(self._answers)
 
     def _labels(self, address: str) -> Labels:
         model = next(one.model for one in self._readings if one.address == address)

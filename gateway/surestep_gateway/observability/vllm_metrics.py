@@ -6,6 +6,7 @@ Counters never fall: a scheduler that restarts or does not respond continues fro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -228,11 +229,15 @@ class EngineMetrics:
         return family
 
 
-def no_adapters() -> Metric:
-    """Return the LoRA metrics that endpoint pickers read: no capacity for adapters."""
+def adapters_of(answers: Sequence[StatsReply]) -> Metric:
+    """Return the LoRA metric that endpoint pickers read: adapters with requests, as of a time."""
     names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     family = GaugeMetricFamily(
-        "vllm:lora_requests_info", "LoRA adapters, as of a time: none.", labels=names
+        "vllm:lora_requests_info", "LoRA adapters with requests, as of a time.", labels=names
     )
-    family.add_metric(("0", "", ""), 0.0)
+    loads = [load for answer in answers for load in answer.stats.adapters]
+    running = ",".join(sorted({load.name for load in loads if load.num_running}))
+    waiting = ",".join(sorted({load.name for load in loads if load.num_waiting}))
+    most = max((one.info.max_loras for one in answers if one.info is not None), default=0)
+    family.add_metric((str(most), running, waiting), time.time() if most else 0.0)
     return family

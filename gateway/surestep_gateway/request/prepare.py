@@ -153,14 +153,16 @@ def check_countable(text: str, param: str, processor: TextProcessor, info: Sched
         )
 
 
-def check_model(settings: GatewaySettings, name: str | None) -> None:
-    """Raise NotFound for a model that is not served."""
-    if name is not None and name not in settings.model_names:
+def check_model(settings: GatewaySettings, name: str | None, info: SchedulerInfo) -> None:
+    """Raise NotFound for what is neither the model's name nor an adapter's."""
+    if name is None or name in settings.model_names:
+        return
+    if not any(adapter.name == name for adapter in info.adapters):
         raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 
 def _check_common(processor: TextProcessor, request: GenerationBody, info: SchedulerInfo) -> None:
-    check_model(processor.settings, request.model)
+    check_model(processor.settings, request.model, info)
     if info.headless:
         raise InvalidRequest("the model writes no text, it makes embeddings", param="model")
     n, most = request.n or 1, processor.settings.max_n

@@ -1,4 +1,4 @@
-"""The circuit breaker that keeps calls from a scheduler that keeps failing."""
+"""A circuit breaker, which keeps calls from a scheduler that keeps failing."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class Journal:
     tenant: Tenant = ANYBODY
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""  # name; empty = the model itself
     num_draft_tokens: int | None = None
     want_drafted: bool = False  # mark which tokens were drafts
     emitted_ids: list[int] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Journal:
     @property
     def prefix_root(self) -> bytes:
         """Equal for requests that may find each other's prefixes."""
-        return cache_root(self.tenant.cache_owner, self.cache_salt)
+        return cache_root(self.tenant.cache_owner, self.cache_salt, self.adapter)
 
     def request(self) -> GenerateRequest:
         """Return the call that starts or resumes the sequence."""
@@ -87,6 +88,7 @@ class Journal:
             priority=self.priority,
             cache_owner=self.tenant.cache_owner,
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
             num_draft_tokens=self.num_draft_tokens,
             want_drafted=self.want_drafted,
             tenant=self.tenant.name,

@@ -18,6 +18,7 @@ from surestep_common.errors import ConnectionLost, DeadlineExceeded, SurestepErr
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.schedulers.circuit_breaker import CircuitBreaker
 from surestep_gateway.schedulers.generate_call import RETRY_S, DeliveryStream, GenerateCall
@@ -29,6 +30,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 GENERATE = f"{SERVICE}/Generate"
 RETRY_AFTER_S = 1.0  # for clients, without a better estimate
 _QUERY_TIMEOUT_S = 2.0
+_LOAD_S = 60.0  # for ranks to read an adapter
 _PROBE_S = 1.0  # between two probes, and for the answer to one
 _PROBES = 2  # missed in a row: silent
 
@@ -176,13 +178,20 @@ class SchedulerClient:
                 self.history.add(stats, time.monotonic())
                 self._note(stats)
                 self.heard()
-            if not self.serving:
+            if not self.serving or self._has_other_adapters:
                 await self.learn()
             await asyncio.sleep(_PROBE_S)
 
     def _note(self, stats: pb.SchedulerStats) -> None:
         self.stats = stats
         self._others = max(0, stats.num_running + stats.num_waiting - len(self._calls))
+
+    @property
+    def _has_other_adapters(self) -> bool:
+        """Return whether adapters were loaded or unloaded since its facts were learnt."""
+        known = () if self.info is None else self.info.adapters
+        served = {(one.name, one.digest) for one in self.stats.adapters if not one.leaving}
+        return {(one.name, one.digest) for one in known} != served
 
     @property
     def paused(self) -> bool:
@@ -316,6 +325,21 @@ class SchedulerClient:
                 request, timeout=timeout_s
             )
         return answer
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> Adapter:
+        """Have it load an adapter, which requests may name then. Raise SurestepError."""
+        request = pb.LoadAdapterRequest(name=name, path=path, in_place=in_place)
+        with translate_errors():
+            loaded: Adapter = await self._stub.LoadAdapter(request, timeout=_LOAD_S)
+        await self.learn()
+        return loaded
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have it answer no more requests with an adapter. Raise SurestepError."""
+        request = pb.UnloadAdapterRequest(name=name)
+        with translate_errors():
+            await self._stub.UnloadAdapter(request, timeout=_QUERY_TIMEOUT_S)
+        await self.learn()
 
     async def abort(self, request_ids: Sequence[str]) -> int:
         """Have it end requests, those named or all; return how many. Raise SurestepError."""

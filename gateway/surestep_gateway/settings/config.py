@@ -200,6 +200,10 @@ class GatewaySettings(
             HfOverrides.model_validate(self.hf_overrides or {}).classifier_from_token or ()
         )
 
+    def adapter_named(self, model: str | None) -> str:
+        """Return the adapter that a request's model names; empty: it is the model itself."""
+        return "" if model is None or model in self.model_names else model
+
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The names that requests may use; responses carry the first."""

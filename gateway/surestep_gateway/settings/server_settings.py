@@ -136,6 +136,9 @@ class KeySettings(PeerSettings):
         description="let administrators pause the engine or put it to sleep: /sleep, /wake_up, "
         "/pause, /resume",
     )
+    enable_lora: bool = Field(
+        False, description="requests may have adapters of low rank, as peft writes them"
+    )
     enable_weight_updates: bool = Field(
         False,
         description="let administrators change weights: /update_weights_from_disk, "

@@ -35,6 +35,14 @@ class Finish(Enum):
     ABORTED = 4  # by an operator
 
 
+class Adapter(NamedTuple):
+    """An adapter in the pools of all ranks."""
+
+    name: str
+    place: int
+    digest: str  # of what it computes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Request of a client. Lengths in tokens."""
@@ -49,6 +57,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     cache_owner: str = ""  # only its own requests find its prefixes
     cache_salt: str = ""
+    adapter: Adapter | None = None  # None: the model itself answers
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     has_grammar: bool = False  # that restricts its tokens
     want_logprobs: bool = False
@@ -69,13 +78,18 @@ class Request:
     @property
     def text_group(self) -> int:
         """Return a number of all who may find its prefixes, 0 of a request that writes no text."""
-        root = cache_root(self.cache_owner, self.cache_salt)
-        return 0 if self.pooling else int.from_bytes(root[:8], "little")
+        return 0 if self.pooling else int.from_bytes(self.cache_root[:8], "little")
+
+    @property
+    def cache_root(self) -> bytes:
+        """Return what the keys of its prefixes begin with: an adapter has caches of its own."""
+        adapter = "" if self.adapter is None else self.adapter.digest
+        return cache_root(self.cache_owner, self.cache_salt, adapter)
 
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""
         return PrefixChain(
-            cache_root(self.cache_owner, self.cache_salt),
+            self.cache_root,
             limits.block_size,
             limits.shared_len(len(self.prompt_ids)),
             names_next=limits.drafter_has_state,
@@ -218,6 +232,12 @@ class Tenancy:
     stop_ids: frozenset[int]  # of the request
     max_chunk: int  # tokens of its prompt that one step may take
     text_group: int  # of requests that may draft from its answer; 0 = none
+
+    @property
+    def adapter(self) -> int:
+        """Return the place of its adapter, plus 1; 0 = none."""
+        adapter = self.seq.request.adapter
+        return 0 if adapter is None else 1 + adapter.place
 
     @property
     def blocks(self) -> list[int]:

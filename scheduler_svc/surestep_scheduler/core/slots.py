@@ -125,6 +125,7 @@ class SlotTable:
         self.forced_cap = np.zeros(num_slots, dtype=np.int64)  # with those of its grammar
         self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
         self.scored = np.zeros(num_slots, dtype=np.bool_)  # log-probabilities are wanted
+        self.adapter = np.zeros(num_slots, dtype=np.int64)  # its place, plus 1; 0 = none
         self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of the tenant
         self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
         self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
@@ -180,6 +181,7 @@ class SlotTable:
         self.max_len[slot] = max_len
         self.draft_cap[slot], self.forced_cap[slot] = draft_cap, forced_cap
         self.pools[slot] = seq.request.pooling > 0
+        self.adapter[slot] = tenancy.adapter
         self.scored[slot] = seq.request.want_logprobs or seq.needs_prompt_logprobs
         self.capacity[:, slot] = capacity
         self.first_block[:, slot] = [table.first for table in tenancy.tables]

@@ -23,7 +23,7 @@ from .limits import Limits
 from .messages import Freed, Kept, Plan
 from .poison import CANARY, NonFiniteWatch, PoisonSearch
 from .queue import Tenants, WaitingQueue
-from .sequence import Request, Sequence, Tenancy
+from .sequence import Adapter, Request, Sequence, Tenancy
 from .slots import Lookup, SlotTable, Tables, cached_prefix, fresh_blocks
 
 
@@ -94,6 +94,11 @@ class SchedulerState:
     def asked_for(self) -> list[Sequence]:
         """Open requests of clients; the scheduler's own canary is none."""
         return [seq for seq in self.open.values() if seq.request.id != CANARY]
+
+    def uses(self, adapter: Adapter) -> bool:
+        """Return whether a request has an adapter, or a plan in flight names it."""
+        left = (tenancy.seq for tenancy in self.quarantine)
+        return any(seq.request.adapter == adapter for seq in (*self.open.values(), *left))
 
     def add(self, request: Request, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""

@@ -6,14 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from surestep_common.errors import QueueFull, Unavailable
+
+from surestep_scheduler.core.sequence import Request
+
+from .workers import WorkerGroup
 
 AT_ONCE = 4
 AT_ONCE_OF_TENANT = 3
 MOST_WAITING_OF_TENANT = 32
 _WAIT_S = 10.0
+_POLL_S = 0.2
 _RETRY_AFTER_S = 2.0
 
 
@@ -24,6 +29,19 @@ class Compilations:
         self._wait_s = wait_s
         self._running = Counter[str]()
         self._waiting = dict[asyncio.Future[None], str]()  # tenants, in the order of arrival
+
+    async def compile(self, request: Request, group: Callable[[], WorkerGroup | None]) -> None:
+        """Compile a request's grammar on the group that there is, waiting for one that comes.
+
+        Raises as `turn` and WorkerGroup.compile do, unless the request has delivered tokens.
+        """
+        try:
+            async with self.turn(request.tenant):
+                while not await _try(group(), request):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)  # new workers are on their way
+        except (QueueFull, Unavailable):
+            if not request.emitted_ids:
+                raise
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
@@ -70,3 +88,7 @@ class Compilations:
             if not admitted.done():
                 admitted.set_result(None)
         self._running += Counter()  # forget tenants that have none
+
+
+async def _try(ranks: WorkerGroup | None, request: Request) -> bool:
+    return ranks is not None and await ranks.compile(request.sampling.grammar)

@@ -12,19 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from surestep_common.errors import (
     InvalidRequest,
     ModelChanged,
-    QueueFull,
     SurestepError,
     Unavailable,
 )
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
-from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.poison import CANARY
-from surestep_scheduler.core.sequence import Finish, Output, Request
+from surestep_scheduler.core.sequence import Adapter, Finish, Output, Request
 from surestep_scheduler.core.state import Replay, SchedulerState
 
+from .adapters import Adapters
 from .compilations import Compilations
 from .epoch import Epoch, under_way
 from .incidents import Cause, Incident, IncidentLog, diagnose
@@ -67,6 +66,7 @@ class Engine:
         self._compilations = Compilations()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.pauses = Pauses()
+        self.adapters = Adapters(settings.adapters)
         self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
         self.next_version: str | None = None  # of weights that ranks are to come back with
         self.updating = False  # an update is under way, which may wait for requests first
@@ -137,6 +137,7 @@ class Engine:
             seq = state.sequence(request, self.clock())
         if self.engine_state == scheduler_pb2.DRAINING:
             raise _shutting_down()
+        self.adapters.check(request.adapter)
         opened = self._requests.open(state.enqueue(seq, self.clock()), outbox)
         self._wake.set()
         return opened
@@ -149,16 +150,12 @@ class Engine:
         """
         state = self._known_state()
         state.check_room(state.sequence(request, self.clock()), self.clock())
-        try:
-            async with self._compilations.turn(request.tenant):
-                while not await self._try_compile(request.sampling.grammar):  # noqa: ASYNC110
-                    await asyncio.sleep(_LONGEST_POLL_S)  # new workers are on their way
-        except (QueueFull, Unavailable):
-            if not request.emitted_ids:
-                raise
+        await self._compilations.compile(request, lambda: self._group)
 
-    async def _try_compile(self, grammar: Grammar) -> bool:
-        return self._group is not None and await self._group.compile(grammar)
+    @property
+    def group(self) -> WorkerGroup | None:
+        """Return the ranks of the epoch under way, if there is one."""
+        return self._group if self._epoch is not None else None
 
     def close(self, opened: RequestOutputs) -> None:
         """Abort a request whose reader is gone, unless it has ended."""
@@ -280,7 +277,10 @@ class Engine:
         self.supervisors.check_ready(statuses)
         group = WorkerGroup(self.addresses(statuses))
         try:
-            self._accept(await group.infos(_QUESTION_TIMEOUT_S))
+            infos = await group.infos(_QUESTION_TIMEOUT_S)
+            check_alike(infos)
+            lost = await self.adapters.settle(group, infos)
+            self._accept(infos, lost)
         except BaseException:
             await group.close()
             raise
@@ -303,20 +303,20 @@ class Engine:
         told = [status.rank_address for status in statuses]
         return self._settings.worker_addresses or told
 
-    def _accept(self, infos: list[worker_pb2.WorkerInfo]) -> None:
+    def _accept(
+        self, infos: list[worker_pb2.WorkerInfo], lost_adapters: Collection[Adapter]
+    ) -> None:
         """Go on with these workers, whatever they have become; what is open and does not fit ends.
 
-        Raises Unavailable when the ranks differ, InvalidRequest when the settings do not go with
-        their sizes.
+        Raises InvalidRequest when the settings do not go with their sizes.
         """
-        check_alike(infos)
         limits = self._settings.limits(infos[0])
         state = self.state or SchedulerState(limits)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
-        ordered = infos[0].weight_version == self.next_version
-        refused = refit(state, limits, same_model=same_model or ordered)
+        fits = same_model or infos[0].weight_version == self.next_version
+        refused = refit(state, limits, same_model=fits, lost_adapters=lost_adapters)
         self.next_version = None
-        if self.infos and not (same_model or ordered):
+        if self.infos and not fits:
             logger.warning("the workers serve another model now: %s", infos[0].model_path)
         if refused:
             logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)

@@ -1,4 +1,4 @@
-"""Operations on a running engine, for operators: new workers, pauses, sleep."""
+"""Operations on a running engine, for operators: new workers, pauses, sleep, adapters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from surestep_common.errors import Unavailable
 from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import worker_pb2
 
 from . import updates
 from .engine import Engine
@@ -14,6 +15,7 @@ from .incidents import OperatorRestart
 from .pauses import RETRY_AFTER_S, Slept
 
 _POLL_S = 0.02
+_SWEEP_S = 0.1  # between two looks whether requests with an adapter have ended
 
 
 async def restart_workers(engine: Engine, reason: str) -> int:
@@ -90,6 +92,25 @@ async def resume(engine: Engine, tags: Iterable[str]) -> Sequence[str]:
         await engine.tell_state()
         await updates.workers_back(engine)
     return asleep
+
+
+async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker_pb2.Adapter:
+    """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
+    await _sweep(engine)
+    how = {"in_place": request.in_place}
+    return await engine.adapters.load(engine.group, request.name, request.path, **how)
+
+
+async def sweep_adapters(engine: Engine) -> None:
+    """Free the places of adapters that were given up, as soon as no request has them."""
+    while engine.adapters.leaving:
+        await _sweep(engine)
+        await engine.pauses.change(_SWEEP_S)
+
+
+async def _sweep(engine: Engine) -> None:
+    if engine.state is not None:
+        await engine.adapters.sweep(engine.group, engine.state.uses)
 
 
 def _check_supervised(engine: Engine) -> None:

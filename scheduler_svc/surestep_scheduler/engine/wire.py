@@ -21,6 +21,7 @@ from surestep_scheduler.core.messages import Kept, Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
 _COLUMNS = PlanRows.names()
+_LEFT_OUT = ("adapter",)  # where all are 0
 
 
 def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
@@ -48,7 +49,9 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         if plan.kept is not None:
             message.kept.CopyFrom(_kept(plan.kept, plan.planner))
     for name in _COLUMNS:  # modes are enum values on the wire as they are
-        getattr(message, name).extend(getattr(plan.rows, name).tolist())
+        column = getattr(plan.rows, name)
+        if name not in _LEFT_OUT or column.any():
+            getattr(message, name).extend(column.tolist())
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)
     return message
@@ -109,6 +112,9 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.snapshot_id = tenancy.snapshot_id
     message.drafter_len = tenancy.drafter_len
     message.text_group = tenancy.text_group
+    if seq.request.adapter is not None:
+        message.adapter = tenancy.adapter
+        message.adapter_digest = seq.request.adapter.digest
     message.pooling = cast("sampling_pb2.Pooling", seq.request.pooling)
     message.label_ids.extend(seq.request.label_ids)
     if seq.request.sampling is not None:

@@ -12,6 +12,7 @@ import grpc
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
+    InvalidRequest,
     SurestepError,
     Unavailable,
     kind_of_code,
@@ -31,6 +32,7 @@ from .wire import from_proto
 _COMPILE_S = 35.0  # for a rank to compile a grammar; its own limit is shorter
 _RECOMPILE_S = 15.0  # for those of open requests, before the first step
 _MOST_COMPILED = 32  # of which a rank remembers more
+_LOAD_S = 60.0  # for a rank to read an adapter
 _TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
 _COMMON = (
@@ -47,6 +49,8 @@ _COMMON = (
     "num_snapshots",
     "prompt_chunk",
     "linear_backend",
+    "max_loras",
+    "max_lora_rank",
     "kv_windows",
     "tiers",
 )
@@ -99,6 +103,29 @@ class WorkerGroup:
         if len(self._compiled) > _MOST_COMPILED:
             self._compiled.popitem(last=False)
         return True
+
+    async def load_adapter(
+        self, wanted: pb.Adapter, ranks: Sequence[int] | None = None
+    ) -> pb.Adapter:
+        """Load an adapter on these ranks, or all; return it as each has it. Raises what the first
+        rank that fails does: then none of them has it."""
+        stubs = self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
+        calls = (_answer(stub.LoadAdapter(wanted, timeout=_LOAD_S)) for stub in stubs)
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [one for one in told if isinstance(one, BaseException)]
+        loaded = [one for one in told if isinstance(one, pb.Adapter)]
+        if not failed and any(one != loaded[0] for one in loaded):
+            failed = [InvalidRequest("the ranks find different adapters", param="lora_path")]
+        if failed:
+            await self.unload_adapter(wanted, ranks)
+            raise failed[0]
+        return loaded[0]
+
+    async def unload_adapter(self, adapter: pb.Adapter, ranks: Sequence[int] | None = None) -> None:
+        """Have these ranks, or all, forget an adapter; those that are gone have none."""
+        stubs = self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
+        calls = (_answer(stub.UnloadAdapter(adapter, timeout=_LOAD_S)) for stub in stubs)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def recompile(self, requests: Iterable[Request]) -> None:
         """Compile the grammars of requests that go on, before steps would have to wait for them.
@@ -195,6 +222,11 @@ def check_alike(infos: Sequence[pb.WorkerInfo]) -> None:
                     f"rank {info.rank} ({info.model_path}) has another {field} than rank 0 "
                     f"({first.model_path}): {there}, not {here}"
                 )
+
+
+async def _answer(call: Any) -> Any:
+    with translate_errors():
+        return await call
 
 
 def _run(channel: Any) -> Any:

@@ -267,6 +267,7 @@ class _StepBuilder:
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],
             catch_up=catch_up,
+            adapter=slots.adapter[slot],
         )
 
     def _snapshot_requests(self, slot: IntArray, num_tokens: IntArray) -> PlannedSnapshots:
@@ -296,6 +297,7 @@ def _check(rows: PlanRows, state: SchedulerState) -> None:
         logged_accepted=slots.accepted[slot],
         last_step=slots.planned_step[slot],
         prompt_chunk=state.limits.prompt_chunk,
+        own_adapter=slots.adapter[slot],
     )
     check_plan_rows(rows, known)
 

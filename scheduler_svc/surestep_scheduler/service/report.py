@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from surestep_common.errors import SurestepError, Unavailable
@@ -11,6 +12,7 @@ from surestep_proto import worker_pb2
 
 from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
+from surestep_scheduler.core.sequence import Sequence as TokenSequence
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.engine.incidents import Cause, Incident
@@ -51,6 +53,8 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         defaults=first.defaults,
         draining=engine.engine_state == pb.DRAINING,
         weight_version=first.weight_version,
+        adapters=engine.adapters.loaded,
+        max_loras=first.max_loras,
     )
 
 
@@ -193,9 +197,30 @@ def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
         pause=engine.pauses.info,
+        adapters=_adapters(engine, asked),
         **_room(state),
         **_tiers(counters),
     )
+
+
+def _adapters(engine: Engine, asked: Sequence[TokenSequence]) -> list[pb.AdapterLoad]:
+    """Return the requests of each adapter, what is given up included."""
+    places = Counter(
+        (seq.request.adapter.place, seq.tenancy is not None)
+        for seq in asked
+        if seq.request.adapter is not None
+    )
+    return [
+        pb.AdapterLoad(
+            name=adapter.name,
+            digest=adapter.digest,
+            leaving=bool(leaving),
+            num_running=places[adapter.place, True],
+            num_waiting=places[adapter.place, False],
+        )
+        for leaving, adapters in enumerate((engine.adapters.loaded, engine.adapters.leaving))
+        for adapter in adapters
+    ]
 
 
 def _room(state: SchedulerState) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from surestep_common.access import shown_key
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, ModelChanged
 from surestep_common.request_bounds import (
     check_entries,
     check_labels,
@@ -30,7 +30,7 @@ from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams
 from surestep_proto.worker_pb2 import WorkerInfo
 
 from surestep_scheduler.core.poison import CANARY
-from surestep_scheduler.core.sequence import Finish, Request
+from surestep_scheduler.core.sequence import Adapter, Finish, Request
 
 
 class CacheOwners:
@@ -85,6 +85,18 @@ def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -
     return ResolvedParams(**shaping, seed=sampling.seed, max_tokens=message.max_tokens)
 
 
+def settle_adapter(
+    message: GenerateRequest, resolved: ResolvedParams | None, adapter: Adapter | None
+) -> None:
+    """Write into `resolved` what adapter the request has. Raises ModelChanged where it was begun
+    with another one."""
+    digest = "" if adapter is None else adapter.digest
+    if message.HasField("resolved") and message.resolved.adapter_digest != digest:
+        raise ModelChanged("the request was begun with another adapter of this name")
+    if resolved is not None:
+        resolved.adapter_digest = digest
+
+
 def _take(message: GenerateRequest) -> None:
     """Take the values that the request was begun with elsewhere."""
     resolved, sampling = message.resolved, message.sampling
@@ -125,7 +137,9 @@ _OF_TOKENS = (
 )
 
 
-def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Request:
+def parse_request(
+    message: scheduler_pb2.GenerateRequest, vocab_size: int, adapter: Adapter | None = None
+) -> Request:
     """Translate a request that leaves nothing open into the core's terms; see `resolve`.
 
     Raises InvalidRequest or RequestTooLarge naming the parameter.
@@ -158,6 +172,7 @@ def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Re
         priority=max(-MOST_PRIORITY, min(message.priority, MOST_PRIORITY)),
         cache_owner=message.cache_owner,
         cache_salt=message.cache_salt,
+        adapter=adapter,
         draft_cap=message.num_draft_tokens if message.HasField("num_draft_tokens") else None,
         has_grammar=sampling.HasField("grammar"),
         want_logprobs=sampling.want_logprobs,

@@ -13,7 +13,7 @@ from surestep_common.request_bounds import check_name
 from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb
-from surestep_proto import supervisor_pb2
+from surestep_proto import supervisor_pb2, worker_pb2
 from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
 from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
@@ -25,7 +25,7 @@ from surestep_scheduler.engine.wire import logprob_columns
 from surestep_scheduler.service import report
 
 from .request_spans import tell
-from .requests import CacheOwners, ended, parse_request, resolve
+from .requests import CacheOwners, ended, parse_request, resolve, settle_adapter
 
 _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
 _CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say of it
@@ -98,7 +98,9 @@ class SchedulerService(SchedulerServicer):
                 resolved = None  # where a vector is wanted nothing is sampled
                 if not request.pooling:
                     resolved = resolve(request, self._engine.model, limits.max_request_len)
-                parsed = parse_request(request, limits.vocab_size)
+                adapter = self._engine.adapters.find(request.adapter)
+                settle_adapter(request, resolved, adapter)
+                parsed = parse_request(request, limits.vocab_size, adapter)
                 finish = ended(parsed, limits.max_request_len)
             if finish is not None:
                 yield ended_chunk(finish, resolved)
@@ -193,6 +195,23 @@ class SchedulerService(SchedulerServicer):
             outcome.set_result(await updates.update_weights(self._engine, request))
         except SurestepError as error:
             outcome.set_exception(error)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> worker_pb2.Adapter:
+        """Load an adapter on all ranks, or none."""
+        loaded = await operations.load_adapter(self._engine, request)
+        self._sweep()
+        return loaded
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Any
+    ) -> worker_pb2.UnloadAdapterResponse:
+        """Answer no more requests with an adapter."""
+        self._engine.adapters.unload(request.name)
+        self._sweep()
+        return worker_pb2.UnloadAdapterResponse()
+
+    def _sweep(self) -> None:
+        self._updates.append(self._tasks.create_task(operations.sweep_adapters(self._engine)))
 
     def stop(self) -> None:
         """Leave updates that are under way to the next scheduler."""

@@ -99,9 +99,9 @@ def test_what_cannot_be_had_is_told(arguments: list[str], told: str) -> None:
 
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        Serve.load(["m", "--middleware", "a.b", "--enable-lora", "--nonsense"])
+        Serve.load(["m", "--middleware", "a.b", "--enable-lora-bias", "--nonsense"])
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[2] for line in lines] == ["--middleware", "--enable-lora", "unknown"]
+    assert [line.split()[2] for line in lines] == ["--middleware", "--enable-lora-bias", "unknown"]
     assert all(line.startswith("surestep serve: ") for line in lines)
 
 

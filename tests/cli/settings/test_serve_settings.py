@@ -139,14 +139,17 @@ def test_all_mistakes_of_the_file_are_told_with_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("max_num_seq: 3\nport: 0.5\nenable_lora: true\nmax-model-len: 1\nhost: a\n")
+    path.write_text(
+        "max_num_seq: 3\nport: 0.5\nenable_lora_bias: true\nmax-model-len: 1\nhost: a\n"
+    )
     with pytest.raises(SystemExit) as ended:
         Serve.load(["--config", str(path), "--max-num-seqs", "0"])
     assert ended.value.code == 2
     *of_file, of_flag = sorted(capsys.readouterr().err.splitlines())
     start = f"surestep serve: config file {path}: "
+    why = "adapters are served as peft writes them, in the type of the model"
     assert [line.removeprefix(start).partition(", got")[0] for line in of_file] == [
-        "--enable-lora is not supported yet: there are no LoRA adapters",
+        f"--enable-lora-bias is not supported yet: {why}",
         "max_model_len: Input should be greater than or equal to 2",
         "port: Input should be a valid integer",
         "unknown setting 'max_num_seq': did you mean max-num-seqs?",

@@ -42,6 +42,8 @@ PLAN: dict[str, list[int]] = {
     "pools": [False, False, False, False],
     "logged_accepted": [0, 0, 1, 2],
     "last_step": [0, 3, 4, 4],
+    "adapter": [0, 2, 0, 1],
+    "own_adapter": [0, 2, 0, 1],
 }
 RESULT: dict[str, list[int]] = {
     "slot": [7, 5, 8, 6],

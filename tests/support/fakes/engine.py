@@ -37,7 +37,10 @@ def column(values: Iterable[int]) -> IntArray:
 
 
 def rows_of(plan: pb.StepPlan) -> PlanRows:
-    return PlanRows(**{name: column(getattr(plan, name)) for name in PlanRows.names()})
+    told = {name: column(getattr(plan, name)) for name in PlanRows.names()}
+    if not plan.adapter:
+        told["adapter"] = np.zeros_like(told["slot"])
+    return PlanRows(**told)
 
 
 def check_result(
@@ -223,6 +226,7 @@ class FakeEngine:
         assert [slot.admission.slot_epoch for slot in slots] == list(plan.slot_epoch)
         logged = zip(slots, plan.accepted_step, strict=True)
         known = KnownSlots(
+            own_adapter=column(slot.admission.adapter for slot in slots),
             length=column(slot.length for slot in slots),
             capacity=column(min(map(len, slot.tables)) * self.model.block_size for slot in slots),
             prefill_len=column(len(slot.admission.token_ids) for slot in slots),

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from surestep_common.errors import InvalidRequest
 from surestep_proto import sampling_pb2, supervisor_pb2
 from surestep_proto import worker_pb2 as pb
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.checkpoint.held_weights import StaleWeights, WeightFds
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
@@ -71,6 +72,10 @@ class Runner:
     def capture_next(self) -> None: ...
 
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[None]:
+        raise NotImplementedError
+
+    @property
+    def adapters(self) -> AdapterPool:
         raise NotImplementedError
 
     def check_peers(self) -> None:

@@ -50,7 +50,7 @@ def test_no_other_json_is_a_message(data: object) -> None:
 
 def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    fds = tuple(memory.create(f"{size}", size) for size in (5, 6, 7, 8, 9))
+    fds = tuple(memory.create(f"{size}", size) for size in range(5, 11))
     source = Source(Path("/models/tiny"), "v2", "v1")
     order = Message(MessageKind.ACTIVATE, b"profile_result", fds, source=source)
     control.send(ours, order)
@@ -58,7 +58,7 @@ def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket
     assert isinstance(activation, control.Activation)
     received = activation.heartbeat_fd, *activation.weights
     assert (activation.profile_result, activation.source) == (b"profile_result", source)
-    assert [os.fstat(fd).st_size for fd in received] == [5, 6, 7, 8, 9]
+    assert [os.fstat(fd).st_size for fd in received] == [*range(5, 11)]
     assert not any(os.get_inheritable(fd) for fd in received)
     for fd in (*fds, *received):
         os.close(fd)

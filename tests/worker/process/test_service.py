@@ -15,6 +15,7 @@ from surestep_common import errors, rpc
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.process import service
 from surestep_worker.process.service import StepThread, WorkerService
 from surestep_worker.step.heartbeat import Heartbeat
@@ -50,6 +51,10 @@ class Recorder:
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[None]:
         """Compile for as long as somebody waits."""
         return self.compiling
+
+    @property
+    def adapters(self) -> AdapterPool:
+        raise errors.InvalidRequest("there is no pool")
 
     def check_peers(self) -> None:
         """There is no group."""

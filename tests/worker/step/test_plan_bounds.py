@@ -22,6 +22,7 @@ BOUNDS = PlanBounds(
     max_blocks_per_slot=4,
     vocab_size=50,
     num_snapshots=2,
+    num_adapters=0,
     headless=False,
 )
 

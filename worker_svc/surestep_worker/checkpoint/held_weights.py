@@ -19,13 +19,14 @@ class StaleWeights(InternalError):
 
 
 class WeightFds(NamedTuple):
-    """Descriptors of shared memory: one for each checkpoint, one for what replaces parts, and one
-    for the caches."""
+    """Descriptors of shared memory: one for each checkpoint, one for what replaces parts, one for
+    the caches, and one for adapters."""
 
     model: int
     draft_head: int  # that has a folder of its own; not used without one
     update: int  # tensors in place of those of the model's folder, as a safetensors file; or empty
     caches: int  # never sealed: see surestep_worker.cache.held_caches
+    adapters: int  # never sealed either: see surestep_worker.adapters.pool
 
 
 class Source(NamedTuple):
@@ -52,7 +53,8 @@ class HeldWeights:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        fds = WeightFds(_create(), _create(), _create(), _create_caches())
+        adapters = memory.create("surestep-adapters")
+        fds = WeightFds(_create(), _create(), _create(), _create_caches(), adapters)
         self._held = _Version(fds, Source(folder), "", "")
         self._previous: _Version | None = None  # until the one after it is known to serve
 
@@ -142,8 +144,10 @@ class HeldWeights:
         """
         self.settle()
         self.renew_caches()
-        kept_fds = os.dup(self.fds.draft_head), update, os.dup(self.fds.caches)
-        fds = WeightFds(_create(), *kept_fds)
+        draft_head, caches, adapters = (
+            os.dup(fd) for fd in (self.fds.draft_head, self.fds.caches, self.fds.adapters)
+        )
+        fds = WeightFds(_create(), draft_head, update, caches, adapters)
         kept = self.of_folder if source.folder == self.source.folder else ""
         self._previous, self._held = self._held, _Version(fds, source, "", kept)
 

@@ -84,6 +84,23 @@ class TensorSource(NamedTuple):
         return Share(self.module, range(rows), keep, inputs=columns)
 
 
+class Piece(NamedTuple):
+    """A part of a linear layer of the model, which this rank has in one of its products."""
+
+    module: str
+    outputs: int  # of the whole layer
+    inputs: int
+    row: int  # the part's first output
+    end_row: int
+    column: int  # its first input
+    end_column: int
+
+    @property
+    def columns(self) -> slice:
+        """Return the part's inputs."""
+        return slice(self.column, self.end_column)
+
+
 class Parameter(NamedTuple):
     """Tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
 
@@ -178,6 +195,16 @@ class CheckpointWeights:
             self._advance(source)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def pieces(self, name: str) -> list[Piece]:
+        """Return the linear layers that a weight is made of, in order; none of no weight."""
+        pieces = list[Piece]()
+        for source in self._table[name].sources if name in self._table else ():
+            module, rows, columns, inputs, _ = source.share
+            outputs = math.prod(source.shape[-2:]) // inputs
+            edges = rows.start, rows.stop, columns.start, columns.stop
+            pieces.append(Piece(module, outputs, inputs, *edges))
+        return pieces
 
     def as_linear(self, weight: Tensor) -> Tensor | QuantizedWeight:
         """Return a plain weight as linear weights are to be: rounded, if they are."""

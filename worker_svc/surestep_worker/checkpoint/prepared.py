@@ -13,7 +13,7 @@ from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
 from .held_weights import StaleWeights
-from .parameters import CheckpointWeights
+from .parameters import CheckpointWeights, Piece
 from .weight_store import Record, WeightStore
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class Weights:
         def read(checkpoint: CheckpointWeights) -> Record:
             packed = pack(checkpoint)
             parts = {part: getattr(packed, part) for part in _TENSORS}
-            facts = {fact: int(getattr(packed, fact)) for fact in _FACTS}
+            facts: dict[str, Any] = {fact: int(getattr(packed, fact)) for fact in _FACTS}
+            facts["pieces"] = checkpoint.pieces(f"{name}.weight")
             return Record({k: v for k, v in parts.items() if v is not None}, facts)
 
         tensors, facts = self._record(name, read)
@@ -92,6 +93,10 @@ class Weights:
         )
         self.packed.append(packed)
         return packed
+
+    def pieces(self, name: str) -> list[Piece]:
+        """Return the linear layers of the model that a layer which was taken is made of."""
+        return [Piece(*piece) for piece in self._store.get(name).facts["pieces"]]
 
     def in_host_memory(self, name: str) -> Tensor:
         """Return a parameter that was taken before, to build another layout of it."""

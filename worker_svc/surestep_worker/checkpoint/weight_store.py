@@ -26,10 +26,10 @@ _LENGTH_BYTES = 8
 
 
 class Record(NamedTuple):
-    """Tensors and numbers under one name."""
+    """Tensors and facts under one name."""
 
     tensors: dict[str, Tensor]
-    facts: dict[str, int]
+    facts: dict[str, Any]  # for JSON
 
 
 class _Mapping(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from surestep_worker.adapters.kernels import plain_kernels
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
@@ -68,6 +69,7 @@ class Decoder:
         self._inner_draft_layers = 0
         if PREFIX + "norm" in context.weights:
             at, kind = len(self._windows), config.draft_layer_type
+            context = context._replace(kernels=plain_kernels(context.kernels))
             layer = _layer(PREFIX, context, kind, feed_forward, cache_layer=at)
             self.draft_head = MtpHead(context, layer, self.vocabulary)
             self._windows.append(config.window_of(kind))

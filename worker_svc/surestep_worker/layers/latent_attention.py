@@ -16,6 +16,7 @@ from surestep_kernels.latent_attention import store_latents
 from torch import Tensor
 from torch.nn import functional
 
+from surestep_worker.adapters.kernels import plain_kernels
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
@@ -137,7 +138,8 @@ class LatentAttention:
         self._norm = weights.take(f"{to}latent_norm", torch.float32)
         heads = range(self._heads)
         self._k = [_take_transposed(weights, f"{to}k.{i}", kernels) for i in heads]
-        self._v = [take_linear(weights, f"{to}v.{i}", kernels) for i in heads]
+        plain = plain_kernels(kernels)  # of a layer whose other half is multiplied transposed
+        self._v = [take_linear(weights, f"{to}v.{i}", plain) for i in heads]
         self._o = take_linear(weights, f"{to}o", kernels)
         # Ranks that choose differently would all compute the same wrong sum, and never notice.
         self._compared = context.shard.tp.size > 1

@@ -14,6 +14,7 @@ import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from torch import Tensor
 
+from surestep_worker.adapters.kernels import AdaptedKernels, AdaptedProduct
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -115,13 +116,19 @@ def are_alike(modules: Iterable[str], names: Set[str]) -> bool:
 
 
 def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:
-    """Read a linear layer, quantised or not, and keep it in the kernels' layout only."""
+    """Read a linear layer, quantised or not, and keep it in the kernels' layout only.
+
+    Adapted kernels may have adapters for it: see `plain_kernels`.
+    """
 
     def read(checkpoint: CheckpointWeights) -> PackedLinear:
         bias = checkpoint.take(f"{name}.bias") if f"{name}.bias" in checkpoint else None
         return pack(kernels, checkpoint.take_linear(f"{name}.weight"), bias, checkpoint.dtype)
 
-    return weights.take_packed(name, read)
+    packed = weights.take_packed(name, read)
+    if isinstance(kernels, AdaptedKernels):
+        kernels.rows.products[name] = AdaptedProduct(packed, weights.pieces(name))
+    return packed
 
 
 def pack(

@@ -15,6 +15,7 @@ from surestep_kernels.moe import Router
 from surestep_kernels.route import SigmoidChoice
 from torch import Tensor
 
+from surestep_worker.adapters.kernels import plain_kernels
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.layer_sizes import (
@@ -140,8 +141,9 @@ class SparseMoe:
             self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
             self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
         experts = local_experts(moe.num_experts, context.shard)
-        gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
-        down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
+        plain = plain_kernels(kernels)
+        gate_up = [take_linear(weights, f"{to}{i}.gate_up", plain) for i in experts]
+        down = [take_linear(weights, f"{to}{i}.down", plain) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)
 
     def __call__(self, x: Tensor) -> Mixed:

@@ -24,7 +24,7 @@ from surestep_worker.checkpoint.held_weights import Source, WeightFds
 MAX_BYTES = 64 << 10
 STDIN = 0
 _MAX_REASON = 2000  # characters
-_MAX_FDS = 5
+_MAX_FDS = 6
 
 
 class MessageKind(StrEnum):

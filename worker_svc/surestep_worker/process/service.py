@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.step.heartbeat import Heartbeat
 from surestep_worker.step.result import Pending
 from surestep_worker.tiers.moves import Moves
@@ -64,6 +66,10 @@ class StepRunner(Protocol):
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[Any]:
         """Compile a grammar ahead of the request that brings it, unless that is cancelled. May be
         called from any thread."""
+
+    @property
+    def adapters(self) -> AdapterPool:
+        """The pool of adapters, for any thread. Raises InvalidRequest without one."""
 
     def check_peers(self) -> None:
         """Raise Unavailable if a rank of the group is gone."""
@@ -109,6 +115,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._step_ended = 0  # by perf_counter_ns
         self._last_active = 0  # when the rank became ready or finished a step
         self._streams = 0
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._in_flight: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
@@ -131,6 +138,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             uncaptured_steps=missed,
         )
         info.MergeFrom(self._facts)
+        if info.max_loras:
+            info.adapters.extend(runner.adapters.held())
         if self._epoch:
             info.ClearField("kept")  # plans have written since
         if self._last_step_at is not None:
@@ -148,6 +157,25 @@ class WorkerService(pb_grpc.WorkerServicer):
         check_grammar(request.grammar)
         await asyncio.wrap_future(self._loaded().compile(request.grammar))
         return pb.CompileResponse()
+
+    async def LoadAdapter(
+        self, request: pb.Adapter, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Adapter:
+        """Load an adapter beside the steps. Raises InvalidRequest for one that does not fit."""
+        refuse_unknown(request)
+        return await self._beside(partial(self._loaded().adapters.load, request))
+
+    async def UnloadAdapter(
+        self, request: pb.Adapter, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.UnloadAdapterResponse:
+        """Forget an adapter."""
+        await self._beside(partial(self._loaded().adapters.unload, request.place))
+        return pb.UnloadAdapterResponse()
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """Change the pool of adapters beside the steps, one after the other, although the caller of
+        an earlier change may not wait any more."""
+        return await asyncio.get_running_loop().run_in_executor(self._loading, work)
 
     async def Run(
         self,

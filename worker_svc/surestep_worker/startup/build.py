@@ -15,6 +15,8 @@ from surestep_kernels import KernelSet
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
+from surestep_worker.adapters.kernels import plain_kernels
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.held_caches import IDENTITY_BYTES
@@ -34,6 +36,7 @@ from surestep_worker.step.sampling import SamplingTable
 from surestep_worker.step.slots import Slots
 from surestep_worker.step.step import RankContext
 
+from .adapters import adapter_pool
 from .build_log import log_facts, show_progress
 from .built import Built, facts_of
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
@@ -76,9 +79,8 @@ def build_runner(
         )
     gpu = claim_gpu(settings, profile_result)
     source = _open(settings, weights)
-    defaults = sampling_defaults(
-        source.generation, settings.generation_config, settings.override_generation_config or {}
-    )
+    given = settings.generation_config, settings.override_generation_config or {}
+    defaults = sampling_defaults(source.generation, *given)
     kernels = choose_kernels(settings, source)
     tp = _connect(settings)
     check_alike(source, tp)
@@ -89,12 +91,13 @@ def build_runner(
     if kernels.step.synchronous and known is None and not settings.allow_batch_variance:
         model.rehearse()
     head = WeightStore(weights.draft_head) if weights is not None else None
-    fault = attach_draft_head(settings, speculation, model, tp, kernels, known, head)
+    fault = attach_draft_head(settings, speculation, model, tp, plain_kernels(kernels), known, head)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     memory = _cache_memory(settings, weights, known)
+    kept = speculation, memory, adapter_pool(settings, model, kernels, weights)
 
     def build(sizes: CacheSizes) -> Built:
-        return assemble(settings, model, tp, kernels, heartbeat, sizes, speculation, memory)
+        return assemble(settings, model, tp, kernels, heartbeat, sizes, *kept)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
@@ -268,18 +271,17 @@ def assemble(
     sizes: CacheSizes | None = None,
     speculation: Speculation | None = None,
     memory: CacheMemory | None = None,
+    adapters: AdapterPool | None = None,
 ) -> Built:
     """Build a runner around a loaded model, with caches of these sizes, or as large as memory
     allows, that drafts like this, or as the settings ask for."""
     wanted = speculation_asked(settings) if speculation is None else speculation
     config, speculation = model.config, wanted.of(model)
-    max_drafts = speculation.max_drafts
-    most_drafts = max(max_drafts, most_forced(model, kernels))
+    most_drafts = max(max_drafts := speculation.max_drafts, most_forced(model, kernels))
     if sizes is None:
         sizes = _sizes(settings, speculation, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, max_drafts + 1, memory)
-    max_model_len = settings.max_model_len or config.max_position
-    slots = _slots(settings, caches, kernels, max_model_len, most_drafts)
+    slots = _slots(settings, caches, kernels, config.max_position, most_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device, head = torch.device(settings.device), model.draft_head
     looks_up = kernels.step.synchronous and speculation.looks_up
@@ -317,6 +319,7 @@ def assemble(
         max_step_tokens=settings.max_step_tokens,
         compilations=kernels.compilations,
         threads=step_threads(settings, kernels),
+        adapters=adapters,
     )
     return Built(Runner(context), _facts(settings, speculation, context, kernels))
 
@@ -355,6 +358,8 @@ def _facts(
         headless=not model.has_head,
         prompt_chunk=context.slots.prompt_chunk,
         kv_windows=kv.layout.windows,
+        max_loras=settings.max_loras if context.adapters is not None else 0,
+        max_lora_rank=settings.max_lora_rank if context.adapters is not None else 0,
         linear_backend=kernels.linear_backend,
         programmatic_dependent_launch=settings.device == "cuda"
         and settings.programmatic_dependent_launch,
@@ -380,13 +385,14 @@ def _slots(
     settings: WorkerSettings,
     caches: Caches,
     kernels: KernelSet,
-    max_model_len: int,
+    max_position: int,
     max_drafts: int,
 ) -> Slots:
     """Build the slots. Recurrent layers compute prompts in chunks if the kernels do, except in
     fp32, for which chunks are too imprecise."""
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
+    max_model_len = settings.max_model_len or max_position
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
     windows = caches.kv.layout.windows
     return Slots(*sizes, kernels.delta_chunk if in_chunks else 1, windows)

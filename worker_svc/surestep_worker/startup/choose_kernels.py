@@ -11,6 +11,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet, attention_for, load_kernels
 from surestep_kernels.linear import FP8, ROUNDINGS, Rounding
 
+from surestep_worker.adapters.kernels import with_adapters
 from surestep_worker.cache.kv_cache import CACHE_DTYPES
 from surestep_worker.checkpoint.formats import Fp8
 from surestep_worker.config import WorkerSettings
@@ -46,7 +47,7 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     if device == "cuda":
         _choose_launches(settings)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
-    return kernels
+    return with_adapters(kernels) if settings.enable_lora else kernels
 
 
 def check_attention(settings: WorkerSettings, draft: ModelSource, dtype: str) -> None:

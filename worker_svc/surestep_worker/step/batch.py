@@ -136,6 +136,7 @@ class Geometry:
     hidden_index: Int32Array  # [N + P + Q] tokens whose final hidden states are read
     prompt: PromptPositions  # P of them
     pooled: PooledTokens  # Q of them
+    adapters: Int32Array | None  # [T] place of each token's adapter, -1 = none; None: none has one
 
     @classmethod
     def of(
@@ -186,6 +187,7 @@ class Geometry:
             hidden_index=_words(np.concatenate((sampled, prompt.predictor, pooled.token))),
             prompt=prompt,
             pooled=pooled,
+            adapters=_words(rows.adapter[token_row] - 1) if rows.adapter.any() else None,
         )
 
 
@@ -276,6 +278,7 @@ class Extras(NamedTuple, Generic[Column]):
     shaping: Shaping[Column] = Shaping()
     scored: ScoredPositions[Column] | None = None
     pooled: PooledColumns[Column] | None = None
+    adapters: Column | None = None  # i32[T] place of each token's adapter, -1 = none
 
     @property
     def plain(self) -> bool:

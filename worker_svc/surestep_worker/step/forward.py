@@ -21,6 +21,7 @@ from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 
+from surestep_worker.adapters.kernels import AdaptedRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
@@ -68,14 +69,23 @@ class ForwardPass:
         state: SlotState,
         drafting: Drafting,
         phases: Phases,
+        adapted: AdaptedRows,
     ) -> None:
         self._model, self._caches, self._ops, self._state = model, caches, ops, state
+        self._adapted = adapted
         self._drafting, self._phases = drafting, phases
 
     def __call__(
-        self, columns: StepColumns, shape: Shape, drafted: Drafted | None = None
+        self,
+        columns: StepColumns,
+        shape: Shape,
+        drafted: Drafted | None = None,
+        adapters: Tensor | None = None,
     ) -> PassOutputs:
-        """Queue a pass, drafting included unless `drafted` holds the drafts already."""
+        """Queue a pass, drafting included unless `drafted` holds the drafts already.
+
+        `adapters` i32[T]: see Extras.
+        """
         rows, kv = columns.rows, self._caches.kv
         if drafted is None:
             most = columns.max_drafts
@@ -87,7 +97,8 @@ class ForwardPass:
         gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        made = self._forward(rows, gathered, columns.hidden_index, shape.max_tokens)
+        with self._adapted.of_step(adapters):
+            made = self._forward(rows, gathered, columns.hidden_index, shape.max_tokens)
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
         )

@@ -60,7 +60,10 @@ def read_rows(plan: pb.StepPlan) -> Rows:
 
     Raises InvalidRequest when columns differ in length, a slot has two rows or a mode is unknown.
     """
-    rows = Rows(**{name: _column(getattr(plan, name)) for name in Rows.names()})
+    columns = {name: _column(getattr(plan, name)) for name in Rows.names()}
+    if not plan.adapter:
+        columns["adapter"] = np.zeros(len(plan.slot), dtype=np.int64)
+    rows = Rows(**columns)
     for name, column in rows.columns():
         if len(column) != len(rows):
             raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
@@ -103,6 +106,7 @@ class PlanBounds:
     vocab_size: int
     num_snapshots: int
     headless: bool  # the model has no output head
+    num_adapters: int  # places of the pool
 
     def check(self, plan: pb.StepPlan, blocks_held: IntArray) -> None:
         """Raise InvalidRequest for a plan that is out of bounds.
@@ -138,6 +142,7 @@ class PlanBounds:
         _require(0 < admission.prompt_len <= len(ids), "prompt_len")
         _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
         _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")
+        _require(admission.adapter <= self.num_adapters, "adapter")
         _require(admission.pooling in sampling_pb2.Pooling.values(), "pooling")
         check_labels(admission.pooling, admission.label_ids)
         if admission.pooling:
@@ -197,6 +202,7 @@ def check_rows(rows: Rows, slots: Slots, *, most_drafts: int, most_proposed: int
         logged_accepted=slots.accepted_at(slot, rows.accepted_step),
         last_step=slots.last_step[slot],
         prompt_chunk=slots.prompt_chunk,
+        own_adapter=slots.adapter[slot],
     )
     check_plan_rows(rows, known)
 

@@ -25,6 +25,7 @@ from surestep_common.invariants import LedgerError
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.tiers.moves import Moves
 
 from .plan import PlanBounds, Rows, check_rows, most_tokens, read_rows
@@ -108,6 +109,13 @@ class Runner:
         """
         return self.context.grammars.compile(grammar)
 
+    @property
+    def adapters(self) -> AdapterPool:
+        """Return the pool, which works beside the steps. Raises InvalidRequest without one."""
+        if self.context.adapters is None:
+            raise InvalidRequest("adapters need --enable-lora", param="enable_lora")
+        return self.context.adapters
+
     def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Call it between epochs."""
         self.context.tp.check_peers()
@@ -143,6 +151,7 @@ class Runner:
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._restore(admission)
+            self._check_adapter(admission)
             if self.context.recent is not None:
                 self.context.recent.admit(admission.slot, admission.text_group)
             if admission.pooling:
@@ -186,6 +195,16 @@ class Runner:
             return
         recurrent.restore(admission.snapshot_id, admission.slot, admission.num_cached)
 
+    def _check_adapter(self, admission: pb.Admission) -> None:
+        """Raise LedgerError where this rank has not the adapter that the request is to have."""
+        pool, place = self.context.adapters, admission.adapter - 1
+        here = "" if pool is None or place < 0 else pool.digest_at(place)
+        if here != admission.adapter_digest:
+            raise LedgerError(
+                f"slot {admission.slot}: adapter '{here}' is at place {place}, the request is to "
+                f"have '{admission.adapter_digest}'"
+            )
+
     def _change_tables(self, plan: pb.StepPlan) -> None:
         columns = plan.release_slots, plan.release_groups, plan.release_counts
         for slot, group, count in zip(*columns, strict=True):
@@ -214,6 +233,7 @@ def _bounds(context: RankContext) -> PlanBounds:
         vocab_size=context.model.config.vocab_size,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         headless=not context.model.has_head,
+        num_adapters=context.adapters.sizes.places if context.adapters is not None else 0,
     )
 
 

@@ -59,6 +59,7 @@ class Slots:
         self.num_labels = np.zeros(num_slots + 1, dtype=np.int64)
         self.label_ids = np.zeros((num_slots + 1, MAX_LABELS), dtype=np.int64)
         self.guided = np.zeros(num_slots + 1, dtype=np.bool_)  # a grammar restricts its tokens
+        self.adapter = np.zeros(num_slots, dtype=np.int64)  # its place, plus 1; 0 = none
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
@@ -92,6 +93,7 @@ class Slots:
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self.pooling[slot] = admission.pooling
+        self.adapter[slot] = admission.adapter
         self.num_labels[slot] = num_labels = len(admission.label_ids)
         self.label_ids[slot, :num_labels] = admission.label_ids
         self._clear(slot)

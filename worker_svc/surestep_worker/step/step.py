@@ -15,6 +15,8 @@ from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 
+from surestep_worker.adapters.kernels import AdaptedRows
+from surestep_worker.adapters.pool import AdapterPool
 from surestep_worker.cache.caches import Caches
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DeviceDrafter, Drafter
@@ -62,6 +64,7 @@ class RankContext(NamedTuple):
     max_step_tokens: int
     compilations: Compilations
     threads: Callable[[int], AbstractContextManager[None]]  # of a step of so many tokens
+    adapters: AdapterPool | None  # None: requests have none
 
     @property
     def reads_freely(self) -> bool:
@@ -82,7 +85,10 @@ class StepLauncher:
             drafter, limits, ops, state, tp, reads_freely=context.reads_freely
         )
         self._guidance = Guidance(context.grammars, context.slots, state, tp)
-        self._pass = ForwardPass(model, context.caches, ops, state, self._drafting, self._phases)
+        adapted = context.adapters.rows if context.adapters is not None else AdaptedRows()
+        self._pass = ForwardPass(
+            model, context.caches, ops, state, self._drafting, self._phases, adapted
+        )
         self._sample = SamplingPass(model, context.pooling, tp, ops, state, self._phases)
         self._order = self._make_order()
         caches = context.caches
@@ -168,6 +174,7 @@ class StepLauncher:
             shaping=sampling.shaping(geometry.window_slot, geometry.position_window),
             scored=logprobs.positions if logprobs is not None else None,
             pooled=PooledColumns.of(geometry.pooled),
+            adapters=geometry.adapters,
         )
         return LaunchInputs(columns, extras)
 
@@ -177,15 +184,15 @@ class StepLauncher:
         """Queue a pass kernel by kernel."""
         sent = upload(inputs, self.context.device)
         self._write(sent.extras)
-        return sent, self._pass(sent.columns, shape, begun.drafted)
+        return sent, self._pass(sent.columns, shape, begun.drafted, sent.extras.adapters)
 
     def _replay(
         self, inputs: LaunchInputs[HostColumn], geometry: Geometry, rows: Rows
     ) -> tuple[LaunchInputs, PassOutputs] | None:
         """Replay a captured step, or the part of it that is captured; None if none fits."""
-        if self._graphs is None:
-            return None
         columns, extras = inputs
+        if self._graphs is None or extras.adapters is not None:  # which none is captured with
+            return None
         whole = extras.plain and not self._guidance.concerns(rows)
         captured = self._graphs.find(step_size(columns, geometry), whole=whole)
         if captured is None:

@@ -112,6 +112,7 @@ class Embedding:
         self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
         self.model = prepared.body.model or gateway.settings.model_names[0]
+        self._adapter = gateway.settings.adapter_named(prepared.body.model)
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         self._call_id = f"{self.id}-{secrets.token_hex(4)}"
         self._tenant = origin.caller.tenant(prepared.body.user)
@@ -206,6 +207,7 @@ class Embedding:
             tenant=self._tenant,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",
+            adapter=self._adapter,
         )
 
     def _whole(self, entries: Sequence[bytes]) -> list[bytes | bytearray]:

@@ -52,7 +52,7 @@ def draft_inputs(
     info: SchedulerInfo,
 ) -> Draft[PreparedInputs]:
     """Prepare inputs: ids, and texts with the names of their fields. Raise SurestepError."""
-    check_model(processor.settings, request.model)
+    check_model(processor.settings, request.model, info)
     refuse_for_embeddings(request)
     processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
     most = info.max_pooled_len

@@ -157,7 +157,7 @@ def _draft_judged(
     info: SchedulerInfo,
 ) -> Draft[PreparedInputs]:
     """Prepare one prompt for each query and document. Raise SurestepError."""
-    check_model(processor.settings, request.model)
+    check_model(processor.settings, request.model, info)
     refuse_for_embeddings(request)
     if info.headless:
         raise InvalidRequest("the model has no output head: it cannot judge", param="model")

@@ -58,7 +58,7 @@ def draft_count(
 ) -> Draft[bytes]:
     """POST /v1/messages/count_tokens, to the JSON of the response. Raise SurestepError."""
     chat = _chat(parse(CountTokensRequest, raw))
-    check_model(processor.settings, chat.model)
+    check_model(processor.settings, chat.model, info)
     texts = chat_texts(processor, chat, info)
     return Draft(texts, lambda encoded: orjson.dumps({"input_tokens": len(encoded[0])}))
 

@@ -75,7 +75,7 @@ def draft_tokenize(
 ) -> Draft[bytes]:
     """POST /tokenize, to the JSON of the response. Raise SurestepError."""
     body = parse_by(_TOKENIZE.validate_json, raw)
-    check_model(processor.settings, body.model)
+    check_model(processor.settings, body.model, info)
     refuse_unsupported_in_prompt(body)
     if isinstance(body, TokenizeChatBody):
         texts = chat_texts(processor, body, info)
@@ -101,7 +101,7 @@ def draft_detokenize(
 ) -> Draft[bytes]:
     """POST /detokenize, to the JSON of the response. Raise SurestepError."""
     body = parse(DetokenizeBody, raw)
-    check_model(processor.settings, body.model)
+    check_model(processor.settings, body.model, info)
     check_vocab(body.tokens, "tokens", info.vocab_size)
 
     def finish(encoded: Sequence[list[int]]) -> bytes:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 from surestep_common.sampling import shown
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.apis.openai.choices import (
     ChatChoices,
@@ -155,15 +156,23 @@ class OpenAIRoutes:
         if not any(one.pool.is_known or one.pool.comes_and_goes for one in self._models.all):
             _ = self._models.first.pool.info  # which raises
         cards = [self._card(name) for name in self._models.names]
+        for one in self._models.all:
+            cards += [self._adapter_card(one, adapter) for adapter in one.adapters.values()]
         return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
         name = request.path_params["model"]
-        pool = self._models.named(name).pool
-        if not (pool.is_known or pool.comes_and_goes):
-            _ = pool.info  # which raises
-        return JsonResponse(self._card(name))
+        gateway = self._models.named(name)
+        if not (gateway.pool.is_known or gateway.pool.comes_and_goes):
+            _ = gateway.pool.info  # which raises
+        adapter = gateway.adapters.get(name)
+        card = self._card(name) if adapter is None else self._adapter_card(gateway, adapter)
+        return JsonResponse(card)
+
+    def _adapter_card(self, gateway: Gateway, adapter: Adapter) -> dict[str, object]:
+        named = {"id": adapter.name, "root": adapter.path, "parent": gateway.name}
+        return self._card(gateway.name) | named
 
     def _card(self, name: str) -> dict[str, object]:
         """Describe a model, with what is known of one that has not been loaded yet."""

@@ -1,0 +1,192 @@
+"""Adapters that requests may name: loaded on all ranks or none, beside the steps.
+
+The ranks' pools outlive ranks and schedulers, so a scheduler that comes later finds what is loaded.
+Steps name a place only once every rank has the adapter there. An adapter that is given up keeps its
+place as long as a request has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from surestep_common.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    SurestepError,
+    Unavailable,
+)
+from surestep_common.request_bounds import check_name
+from surestep_proto import worker_pb2 as pb
+
+from surestep_scheduler.core.sequence import Adapter
+
+from .workers import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+_MOST_PATH = 1024  # characters
+_NAME = re.compile(r"[\w.\-/:@+]{1,200}")  # a comma parts names in metrics
+RETRY_AFTER_S = 1.0
+
+
+class Adapters:
+    """Adapters of one engine. Every change goes to the ranks first, one at a time."""
+
+    def __init__(self, wanted: Mapping[str, str]) -> None:
+        """Load the `wanted` folders, by name, as soon as there are ranks."""
+        self._wanted = dict(wanted)
+        self._loaded: dict[str, pb.Adapter] = {}  # by name
+        self._leaving: list[pb.Adapter] = []  # open requests may have them
+        self._num_places = 0
+        self._adopted = False  # what ranks had before this scheduler
+        self._turn = asyncio.Lock()
+
+    @property
+    def loaded(self) -> Sequence[pb.Adapter]:
+        """Return what requests may name."""
+        return [*self._loaded.values()]
+
+    @property
+    def leaving(self) -> Sequence[pb.Adapter]:
+        """Return what only open requests have."""
+        return self._leaving
+
+    def find(self, name: str) -> Adapter | None:
+        """Return the adapter of this name; None: the model itself. Raises ModelNotFound."""
+        if not name:
+            return None
+        if name not in self._loaded:
+            raise ModelNotFound(f"no adapter '{name}' is loaded", param="model")
+        return _as_core(self._loaded[name])
+
+    def check(self, adapter: Adapter | None) -> None:
+        """Raise ModelNotFound if an adapter has left its place since it was found."""
+        held = map(_as_core, (*self.loaded, *self._leaving))
+        if adapter is not None and adapter not in held:
+            raise ModelNotFound(f"the adapter '{adapter.name}' was unloaded", param="model")
+
+    async def settle(self, group: WorkerGroup, infos: Sequence[pb.WorkerInfo]) -> list[Adapter]:
+        """Bring ranks in line that come for a new epoch; return what they could not get back.
+
+        Raises InvalidRequest for a wanted folder that does not fit.
+        """
+        async with self._turn:
+            self._num_places = infos[0].max_loras
+            if self._wanted and not self._num_places:
+                raise InvalidRequest("lora_modules need --enable-lora", param="lora_modules")
+            if len(self._wanted) > self._num_places:
+                message = f"{len(self._wanted)} adapters at the start, and --max-loras"
+                raise InvalidRequest(f"{message} {self._num_places}", param="lora_modules")
+            held = [{_key(adapter): adapter for adapter in info.adapters} for info in infos]
+            if not self._adopted:
+                common = set.intersection(*map(set, held))
+                self._loaded = {held[0][key].name: held[0][key] for key in sorted(common)}
+                self._adopted = True
+            lost = [a for a in (*self.loaded, *self._leaving) if not await _again(group, a, held)]
+            for adapter in lost:
+                self._forget(adapter)
+            known = {_key(adapter) for adapter in (*self.loaded, *self._leaving)}
+            strays = {key: each[key] for each in held for key in each.keys() - known}
+            for adapter in strays.values():
+                if adapter.place not in self._taken:
+                    await group.unload_adapter(adapter)
+            for name, path in self._wanted.items():
+                _check_names(name, path)
+                if name not in self._loaded:
+                    self._loaded[name] = await self._load(group, name, path)
+            self._wanted = {}
+            return [_as_core(adapter) for adapter in lost]
+
+    async def load(
+        self, group: WorkerGroup | None, name: str, path: str, *, in_place: bool
+    ) -> pb.Adapter:
+        """Load a folder on all ranks; requests may name it then.
+
+        Raises InvalidRequest, which changes nothing, QueueFull without a place, Unavailable.
+        """
+        _check_names(name, path)
+        async with self._turn:
+            if not self._num_places:
+                raise InvalidRequest("adapters need --enable-lora", param="enable_lora")
+            before = self._loaded.get(name)
+            if before is not None and not in_place:
+                message = f"an adapter '{name}' is loaded already: unload it, or load it in place"
+                raise InvalidRequest(message, param="lora_name")
+            if group is None:
+                raise Unavailable("the workers are not there", retry_after=RETRY_AFTER_S)
+            loaded = await self._load(group, name, path)
+            if before is not None:
+                self._leaving.append(before)
+            self._loaded[name] = loaded
+            logger.info("adapter '%s' is at place %d: %s", name, loaded.place, path)
+            return loaded
+
+    def unload(self, name: str) -> None:
+        """Let no further request name an adapter. Raises ModelNotFound."""
+        self.find(name)
+        if name not in self._loaded:
+            raise ModelNotFound("an adapter is unloaded by its name", param="lora_name")
+        self._leaving.append(self._loaded.pop(name))
+        logger.info("adapter '%s' is given up", name)
+
+    async def sweep(self, group: WorkerGroup | None, in_use: Callable[[Adapter], bool]) -> None:
+        """Free the places of what was given up and no request has any more."""
+        async with self._turn:
+            for adapter in [a for a in self._leaving if not in_use(_as_core(a))]:
+                if group is not None:
+                    await group.unload_adapter(adapter)
+                    self._leaving.remove(adapter)
+
+    async def _load(self, group: WorkerGroup, name: str, path: str) -> pb.Adapter:
+        free = [place for place in range(self._num_places) if place not in self._taken]
+        if not free:
+            message = f"all {self._num_places} places for adapters are taken: see --max-loras"
+            raise QueueFull(message, retry_after=RETRY_AFTER_S)
+        return await group.load_adapter(pb.Adapter(name=name, place=free[0], path=path))
+
+    @property
+    def _taken(self) -> set[int]:
+        return {adapter.place for adapter in (*self.loaded, *self._leaving)}
+
+    def _forget(self, adapter: pb.Adapter) -> None:
+        if adapter in self._leaving:
+            self._leaving.remove(adapter)
+        else:
+            del self._loaded[adapter.name]
+
+
+def _check_names(name: str, path: str) -> None:
+    """Raise InvalidRequest for what no adapter is called, or no folder."""
+    check_name("lora_name", name)
+    if not _NAME.fullmatch(name) or len(path) > _MOST_PATH:
+        message = "adapters have names of letters, digits and ./:@+_-, and paths of a usual length"
+        raise InvalidRequest(message, param="lora_name")
+
+
+_Key = tuple[str, int, str]
+
+
+def _key(adapter: pb.Adapter) -> _Key:
+    return adapter.name, adapter.place, adapter.digest
+
+
+def _as_core(adapter: pb.Adapter) -> Adapter:
+    return Adapter(*_key(adapter))
+
+
+async def _again(
+    group: WorkerGroup, adapter: pb.Adapter, held: Sequence[Mapping[_Key, pb.Adapter]]
+) -> bool:
+    """Load an adapter again on ranks that have lost it. Return whether all have it."""
+    missing = [rank for rank, each in enumerate(held) if _key(adapter) not in each]
+    try:
+        if missing:
+            await group.load_adapter(adapter, missing)
+    except SurestepError as error:
+        logger.warning("the adapter '%s' is lost with its ranks: %s", adapter.name, error)
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""Adapters on several ranks: on all or none, and in line when ranks or a scheduler come anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from surestep_common.errors import InvalidRequest, ModelNotFound, QueueFull, Unavailable
+from surestep_proto import worker_pb2 as pb
+from surestep_scheduler.engine.adapters import Adapters
+from surestep_scheduler.engine.workers import WorkerGroup
+
+PLACES = 2
+
+
+class Stub:
+    """A rank whose folders hold what their names say."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, pb.Adapter] = {}
+        self.fault: Exception | None = None
+        self.digest = "digest of {}"
+
+    async def LoadAdapter(self, wanted: pb.Adapter, timeout: float) -> pb.Adapter:
+        if self.fault is not None:
+            raise self.fault
+        loaded = pb.Adapter()
+        loaded.CopyFrom(wanted)
+        loaded.digest = self.digest.format(wanted.path)
+        if wanted.digest not in ("", loaded.digest):
+            raise InvalidRequest("another adapter than before")
+        self.held[wanted.place] = loaded
+        return loaded
+
+    async def UnloadAdapter(self, adapter: pb.Adapter, timeout: float) -> pb.UnloadAdapterResponse:
+        self.held.pop(adapter.place, None)
+        return pb.UnloadAdapterResponse()
+
+    @property
+    def info(self) -> pb.WorkerInfo:
+        return pb.WorkerInfo(max_loras=PLACES, adapters=self.held.values())
+
+
+class Ranks:
+    """Two ranks and the group of them."""
+
+    def __init__(self) -> None:
+        self.stubs = [Stub(), Stub()]
+        self.group: Any = WorkerGroup([])
+        self.group._stubs = self.stubs
+
+    async def settle(self, adapters: Adapters) -> list[str]:
+        infos = [stub.info for stub in self.stubs]
+        return [adapter.name for adapter in await adapters.settle(self.group, infos)]
+
+    @property
+    def names(self) -> list[list[str]]:
+        return [[one.name for _, one in sorted(stub.held.items())] for stub in self.stubs]
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return Ranks()
+
+
+async def load(
+    adapters: Adapters, ranks: Ranks, name: str, *, in_place: bool = False
+) -> pb.Adapter:
+    return await adapters.load(ranks.group, name, f"/{name}", in_place=in_place)
+
+
+async def test_a_load_is_on_all_ranks_or_none(ranks: Ranks) -> None:
+    adapters = Adapters({"a": "/a"})
+    assert await ranks.settle(adapters) == []
+    assert ranks.names == [["a"], ["a"]]
+    ranks.stubs[1].fault = InvalidRequest("does not fit")
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        await load(adapters, ranks, "b")
+    ranks.stubs[1].fault, ranks.stubs[1].digest = None, "another of {}"
+    with pytest.raises(InvalidRequest, match="different"):
+        await load(adapters, ranks, "b")
+    assert ranks.names == [["a"], ["a"]]
+    with pytest.raises(ModelNotFound):
+        adapters.find("b")
+
+
+async def test_a_place_is_free_when_no_request_has_it(ranks: Ranks) -> None:
+    adapters = Adapters({"a": "/a"})
+    await ranks.settle(adapters)
+    old = adapters.find("a")
+    await load(adapters, ranks, "a", in_place=True)
+    assert adapters.find("a") != old
+    adapters.check(old)
+    with pytest.raises(QueueFull, match="places"):
+        await load(adapters, ranks, "b")
+    await adapters.sweep(ranks.group, lambda adapter: adapter == old)
+    adapters.check(old)
+    await adapters.sweep(ranks.group, lambda adapter: False)
+    with pytest.raises(ModelNotFound, match="unloaded"):
+        adapters.check(old)
+    await load(adapters, ranks, "b")
+    assert ranks.names == [["b", "a"], ["b", "a"]]
+
+
+async def test_ranks_that_come_anew_are_brought_in_line(ranks: Ranks) -> None:
+    adapters = Adapters({"a": "/a", "b": "/b"})
+    await ranks.settle(adapters)
+    ranks.stubs[1].held.clear()
+    assert await ranks.settle(adapters) == []
+    assert ranks.names == [["a", "b"], ["a", "b"]]
+    for stub in ranks.stubs:
+        stub.held.pop(0)
+        stub.digest = "changed {}"
+    assert await ranks.settle(adapters) == ["a"]
+    assert ranks.names == [["b"], ["b"]]
+
+
+async def test_a_scheduler_that_comes_anew_takes_what_all_ranks_have(ranks: Ranks) -> None:
+    await ranks.settle(Adapters({"a": "/a", "b": "/b"}))
+    ranks.stubs[0].held.pop(1)
+    adapters = Adapters({"a": "/a"})
+    assert await ranks.settle(adapters) == []
+    assert ranks.names == [["a"], ["a"]]
+    assert [one.name for one in adapters.loaded] == ["a"]
+
+
+async def test_what_cannot_be_asked_for_is_refused(ranks: Ranks) -> None:
+    adapters = Adapters({})
+    with pytest.raises(InvalidRequest, match="--enable-lora"):
+        await load(adapters, ranks, "a")
+    await ranks.settle(adapters)
+    with pytest.raises(Unavailable):
+        await adapters.load(None, "a", "/a", in_place=False)
+    for name in ("", "a,b", "a\nb", "x" * 300):
+        with pytest.raises(InvalidRequest):
+            await load(adapters, ranks, name)
+    with pytest.raises(InvalidRequest, match="--max-loras 2"):
+        await ranks.settle(Adapters(dict.fromkeys("abc", "/x")))
+    with pytest.raises(ModelNotFound):
+        adapters.unload("a")

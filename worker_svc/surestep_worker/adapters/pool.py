@@ -1,0 +1,259 @@
+"""The adapters of one rank, by place, in memory that outlives the rank.
+
+A place is written beside the steps, of which none names it before every rank has it, and sealed at
+the end with a digest of its bytes. A rank that comes later finds the places that are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels.add_adapters import AdapterWeights
+from surestep_proto import worker_pb2 as pb
+from torch import Tensor
+
+from surestep_worker.cache.cache_memory import CacheMemory
+from surestep_worker.checkpoint.model_folder import some
+from surestep_worker.checkpoint.parameters import Piece
+from surestep_worker.checkpoint.safetensors_header import Entry
+
+from .folder import PARAM, AdapterFolder, Halves, read_folder
+from .kernels import AdaptedProduct, AdaptedRows
+
+logger = logging.getLogger(__name__)
+
+_ABOUT_BYTES = 2048  # of JSON about an adapter
+_TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class Sizes(NamedTuple):
+    """Sizes of a pool."""
+
+    places: int
+    rank: int  # the greatest
+
+
+class _Part(NamedTuple):
+    """A linear layer of the model within a product."""
+
+    number: int
+    pieces: list[tuple[int, Piece]]  # by the product's first output that is of it
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return outputs and inputs of the whole layer."""
+        piece = self.pieces[0][1]
+        return piece.outputs, piece.inputs
+
+
+class _Product(NamedTuple):
+    """A product, its parts, and its adapters on the host and on the device."""
+
+    parts: Mapping[str, _Part]  # by the layer's name
+    host: AdapterWeights
+    device: AdapterWeights  # the same memory on a CPU
+
+
+class AdapterPool:
+    """Adapters at places 0 to S - 1. `load` runs beside the steps, in one thread at a time."""
+
+    def __init__(
+        self,
+        rows: AdaptedRows,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: CacheMemory | None,
+    ) -> None:
+        """Map the places in `memory`, or make them in memory of this process."""
+        self.sizes, self.rows = sizes, rows
+        self._device = device
+        layout = [(name, p.packed.in_features, *p.pieces) for name, p in rows.products.items()]
+        identity = blake2b(repr((sizes, dtype, layout)).encode(), digest_size=32).digest()
+        self._memory = memory
+        head = self._tensor((4,), torch.int64).numpy()
+        self._seals = self._tensor((sizes.places, 2), torch.int64).numpy()  # 1 = whole; digest
+        self._abouts = self._tensor((sizes.places, _ABOUT_BYTES), torch.uint8).numpy()
+        self._products = {name: self._product(p, dtype) for name, p in rows.products.items()}
+        self._modules = {
+            module: (name, part)
+            for name, product in self._products.items()
+            for module, part in product.parts.items()
+        }
+        if head.tobytes() != identity:
+            self._seals[...] = 0
+            head[:] = np.frombuffer(identity, dtype=np.int64)
+        self._verify()
+        rows.use({name: product.device for name, product in self._products.items()})
+
+    def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._memory is None:
+            return torch.zeros(shape, dtype=dtype)
+        return self._memory.tensor(shape, dtype)
+
+    def _product(self, product: AdaptedProduct, dtype: torch.dtype) -> _Product:
+        (places, rank), parts, at = self.sizes, dict[str, _Part](), 0
+        spans = list[list[int]]()
+        for piece in product.pieces:
+            count = piece.end_row - piece.row
+            part = parts.setdefault(piece.module, _Part(len(parts), []))
+            part.pieces.append((at, piece))
+            if spans and spans[-1][2] == part.number:
+                spans[-1][1] += count
+            else:
+                spans.append([at, at + count, part.number])
+            at += count
+        inputs, outputs = product.packed.in_features, product.packed.out_features
+        host = AdapterWeights(
+            self._tensor((places, len(parts), rank, inputs), dtype),
+            self._tensor((places, rank, outputs), dtype),
+            self._tensor((places, len(parts)), torch.int32),
+            self._tensor((places, len(parts)), torch.float32),
+            torch.tensor(spans, dtype=torch.int64),
+        )
+        return _Product(parts, host, AdapterWeights(*map(self._placed, host)))
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    @property
+    def place_bytes(self) -> int:
+        """Return the bytes that one adapter of the greatest rank takes."""
+        tensors = (t for product in self._products.values() for t in product.host[:4])
+        return sum(t.nbytes for t in tensors) // self.sizes.places
+
+    def held(self) -> list[pb.Adapter]:
+        """Return what is at the places that are whole."""
+        return [self._about(place) for place in np.flatnonzero(self._seals[:, 0]).tolist()]
+
+    def digest_at(self, place: int) -> str:
+        """Return the digest of the adapter at a place; empty if there is none."""
+        whole = 0 <= place < self.sizes.places and self._seals[place, 0]
+        return self._about(place).digest if whole else ""
+
+    def load(self, wanted: pb.Adapter) -> pb.Adapter:
+        """Read an adapter's folder into the place that is wanted; return what is there then.
+
+        Raises InvalidRequest, before anything is touched, for a folder that does not fit, and for
+        another content than `wanted.digest`, if that is given.
+        """
+        if wanted.place >= self.sizes.places:
+            raise InvalidRequest(f"there is no place {wanted.place} for an adapter", param=PARAM)
+        folder = read_folder(Path(wanted.path))
+        self._check(folder)
+        digest = folder.digest()
+        if wanted.digest not in ("", digest):
+            raise InvalidRequest(f"{wanted.path} holds another adapter than before", param=PARAM)
+        halves = {module: _read(halves) for module, halves in folder.modules.items()}
+        loaded = pb.Adapter(
+            name=wanted.name,
+            place=wanted.place,
+            path=wanted.path,
+            digest=digest,
+            rank=folder.rank,
+        )
+        self._write(wanted.place, folder, halves, loaded)
+        return loaded
+
+    def unload(self, place: int) -> None:
+        """Forget what is at a place."""
+        if place < self.sizes.places:
+            self._seals[place] = 0
+
+    def _check(self, folder: AdapterFolder) -> None:
+        """Raise InvalidRequest for modules that this model has not, or has in other sizes."""
+        unknown, misshapen = list[str](), list[str]()
+        for module, halves in folder.modules.items():
+            found = self._modules.get(module)
+            if found is None:
+                unknown.append(module)
+                continue
+            n, k = found[1].size
+            if (halves.b.shape[0], halves.a.shape[1]) != (n, k):
+                size = f"[{halves.b.shape[0]}, {halves.a.shape[1]}]"
+                misshapen.append(f"{module} {size} instead of [{n}, {k}]")
+        if unknown:
+            what = f"modules that this model has not, or not for adapters: {some(unknown)}"
+            raise InvalidRequest(f"the adapter has {what}", param=PARAM)
+        if misshapen:
+            message = f"the adapter is another model's: {some(misshapen)}"
+            raise InvalidRequest(message, param=PARAM)
+        if folder.rank > self.sizes.rank:
+            message = f"the adapter has rank {folder.rank}, more than --max-lora-rank"
+            raise InvalidRequest(f"{message} {self.sizes.rank}", param=PARAM)
+
+    def _write(
+        self, place: int, folder: AdapterFolder, tensors: Mapping[str, _Tensors], about: pb.Adapter
+    ) -> None:
+        self._seals[place] = 0
+        for product in self._products.values():
+            product.host.ranks[place] = 0
+        for module, (a, b) in tensors.items():
+            name, part = self._modules[module]
+            host, rank = self._products[name].host, len(a)
+            host.a[place, part.number, :rank] = a[:, part.pieces[0][1].columns]
+            for at, piece in part.pieces:
+                mine = b[piece.row : piece.end_row].T
+                host.b[place, :rank, at : at + mine.shape[1]] = mine
+            host.ranks[place, part.number] = rank
+            host.scales[place, part.number] = folder.modules[module].scale
+        self._send(place)
+        text = json.dumps({f.name: value for f, value in about.ListFields()}).encode()
+        self._abouts[place] = 0
+        self._abouts[place, : len(text)] = np.frombuffer(text, dtype=np.uint8)
+        self._seals[place] = 1, self._digest_of(place)
+
+    def _send(self, place: int) -> None:
+        """Copy a place to the device."""
+        for product in self._products.values():
+            for host, device in zip(product.host[:4], product.device[:4], strict=True):
+                if device is not host:
+                    device[place].copy_(host[place])
+
+    def _digest_of(self, place: int) -> int:
+        """Return a digest of what is used of a place."""
+        digest = blake2b(self._abouts[place].tobytes(), digest_size=8)
+        for product in self._products.values():
+            a, b, ranks, scales = (tensor[place] for tensor in product.host[:4])
+            used = [a[part, :rank] for part, rank in enumerate(ranks.tolist())]
+            for tensor in (ranks, scales, *used, b[: int(ranks.max())]):
+                digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return int.from_bytes(digest.digest(), "little", signed=True)
+
+    def _verify(self) -> None:
+        """Let go of places that are not as they were sealed."""
+        for place in np.flatnonzero(self._seals[:, 0]).tolist():
+            if self._digest_of(place) != self._seals[place, 1]:
+                logger.warning("the adapter at place %d is not whole, and is loaded again", place)
+                self._seals[place] = 0
+
+    def _about(self, place: int) -> pb.Adapter:
+        return pb.Adapter(**json.loads(self._abouts[place].tobytes().rstrip(b"\0")))
+
+
+_Tensors = tuple[Tensor, Tensor]
+
+
+def _read(halves: Halves) -> _Tensors:
+    """Read A and B. Raises InvalidRequest for numbers that are not finite."""
+    a, b = (_tensor(entry) for entry in (halves.a, halves.b))
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise InvalidRequest("the adapter has numbers that are not finite", param=PARAM)
+    return a, b
+
+
+def _tensor(entry: Entry) -> Tensor:
+    with entry.file.open("rb") as file:
+        file.seek(entry.begin)
+        data = bytearray(file.read(entry.nbytes))
+    if len(data) < entry.nbytes:
+        raise InvalidRequest(f"{entry.file} was cut off while it was read", param=PARAM)
+    return torch.frombuffer(data, dtype=_TORCH[entry.dtype]).view(entry.shape)
