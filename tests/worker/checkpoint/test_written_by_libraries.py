@@ -35,7 +35,7 @@ SHARES = {  # by dimension
 def cases() -> Iterator[tuple[Path, str]]:
     for path in sorted(FOLDER.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            yield from ((path, name) for name in file.metadata())
+            yield from ((path, name) for name in sorted(file.metadata()))
 
 
 def opened(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
