@@ -20,7 +20,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
 from support.processes.stack import Stack, serve
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(2, turn=0)]
 
 FLAGS = ("--kv-cache-memory", "0.05", "--max-num-batched-tokens", "128")
 LONG: dict[str, Any] = {"prompt": "abcabc abc", "max_tokens": 400, "seed": 5, "temperature": 0.8}

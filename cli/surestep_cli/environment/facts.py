@@ -41,7 +41,7 @@ _SHOWN = {  # settings with values that are neither secrets nor addresses
     "runner",
     "log_level",
     *(name for section in _SECTIONS for name in SECTIONS[section]),
-}
+} - {"kv_offloading_store"}  # whose URL may hold a password
 _INVENTORY = """
 import json
 from surestep_kernels.columns.cpu.build import inventory

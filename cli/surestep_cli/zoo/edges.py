@@ -7,6 +7,7 @@ from .target import TEXT, Answer, Body, Broken, Refused, Subject, joined, stream
 
 _LONGEST = 16_384  # tokens of context that are filled
 _ODD = "👩‍🚀 naïve 漢字 🏳️‍🌈 ﷽ ok"
+_REPLACED = "\ufffd"  # stands for bytes that are no character, of which a text may have others
 _STORY = "Tell a story about a lighthouse."
 
 
@@ -96,8 +97,9 @@ async def stop_over_borders(subject: Subject) -> Finding:
     text = (await subject.target.ask_one(body)).text
     if len(text) < 40 or not subject.repeats:
         return unclear("no text of 40 characters that comes again")
-    for begin in range(8, 32, 3):
-        stop = text[begin : begin + 5]
+    stops = [text[begin : begin + 5] for begin in range(8, 32, 3)]
+    stops = [stop for stop in stops if _REPLACED not in stop]
+    for stop in stops:
         stopped = body | {"stop": [stop]}
         expected = text[: text.index(stop)]
         whole, streamed = [
@@ -106,7 +108,9 @@ async def stop_over_borders(subject: Subject) -> Finding:
         for answer in (whole, streamed):
             if (answer.text, answer.finish) != (expected, "stop"):
                 return failed(f"{answer.text[-30:]!r} ({answer.finish}) at {stop!r}", stopped)
-    return passed("eight stop strings, streamed and not")
+    if not stops:
+        return unclear("the text has no five characters in a row that are whole")
+    return passed(f"{len(stops)} stop strings, streamed and not")
 
 
 @case("usage", "S#9187 V#38202", "as many tokens as it counts", seconds=5)

@@ -2,14 +2,14 @@
 
     @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
 
-runs those cases whose id holds one of `always`, and an eighth of the others; a test without cases
-is run in every eighth share. Which it is follows from the number of the commit and the test's name,
-so that a run can be repeated and eight commits run every case.
+runs those cases whose id holds one of `always`, and a twelfth of the others; a test without cases
+is run in every twelfth share. Which it is follows from the number of the commit and the test's name,
+so that a run can be repeated and twelve commits run every case.
 
     pytestmark = pytest.mark.rotates(3, turn=1)
 
-runs all tests of a module, which have a server in common, in every sixth share: 1, 7, 13 and so on,
-or 4, 10, 16. Marks say how much of the suite a test takes beside others; the whole of it is thinned
+runs all tests of a module, which have a server in common, in every ninth share: 1, 10, 19 and so on,
+or 4, 13, 22, or 7, 16, 25. Marks say how much of the suite a test takes beside others; the whole of it is thinned
 here, so that it ends in time on two slow cores.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-THINNED = 2  # times as many shares as the marks say
+THINNED = 3  # times as many shares as the marks say
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -45,7 +45,7 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
         columns.append((slot, mode, num_tokens, n_drafts))
     slots_of, modes, lengths, drafts = np.array(columns).T
     zeros = np.zeros_like(slots_of)
-    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, drafts, *[zeros] * 5)
+    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, drafts, *[zeros] * 6)
     return rows, drafts, slots
 
 
