@@ -145,7 +145,7 @@ def test_tokens_are_those_of_peft_although_processes_are_killed(adapted: Adapted
     assert not differing(adapted, 3, lambda: None)
     assert not differing(adapted, 3, lambda: kill(stack.scheduler()["ranks"][0]["pid"]))
     assert not differing(adapted, 3, lambda: kill(stack.scheduler()["pid"]))
-    assert stack.scheduler()["epoch"] >= 3
+    stack.wait_until(lambda: stack.scheduler()["epoch"] >= 3, "an epoch after both")
     cards = httpx.get(f"{stack.url}/v1/models", headers=KEY, timeout=30).json()["data"]
     assert {card["id"]: card["parent"] for card in cards} == {
         "tiny": None,
