@@ -27,7 +27,7 @@ from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.service.requests import parse_request
 
 VOCAB, LONGEST, BLOCK = 1 << 18, 1 << 20, 16
-LOOP_S = 0.05  # of a machine that nobody else uses,
+LOOP_S = 0.06  # of a machine that nobody else uses,
 TRIES = 200  # a neighbour of this machine may slow down what follows for seconds
 PARSE_S = 0.031  # where this is how long it takes to parse the longest prompt
 LIMITS = Limits(
