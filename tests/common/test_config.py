@@ -120,7 +120,7 @@ def test_a_wrong_variable_is_refused(
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is printed; the exit status is that of a usage error, and one line is all there is."""
+    """Return the line that is printed, and no more is, with the exit status of a usage error."""
     with pytest.raises(SystemExit) as ended:
         Everything.load(arguments)
     assert ended.value.code == 2

@@ -111,7 +111,7 @@ def pages(context: ssl.SSLContext | None = None) -> Iterator[str]:
 
     class Pages(ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """Of a handshake in plain text."""
+            """Pass over a handshake in plain text."""
 
     with Pages(("127.0.0.1", 0), Handler) as server:
         if context is not None:

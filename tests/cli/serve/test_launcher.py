@@ -36,7 +36,7 @@ async def test_services_end_in_the_order_of_dependence(bench: Bench) -> None:
 async def test_whoever_starts_the_launcher_may_watch_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As systemd does with Type=notify and WatchdogSec."""
+    """Systemd does, with Type=notify and WatchdogSec."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(bench.folder / "notify"))
     listener.settimeout(20)
@@ -135,7 +135,7 @@ async def test_a_model_that_only_makes_embeddings_is_not_taken_for_another(bench
 
 
 class Broken(FakeSupervisor):
-    """Of a rank that cannot start."""
+    """Supervisor of a rank that cannot start."""
 
     def __init__(self, **says: Any) -> None:
         super().__init__(lambda: FakeWorker(FakeModel()))

@@ -116,7 +116,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in it: tests/worker/checkpoint/test_gguf_config.py."""
+    """Read at all; tests/worker/checkpoint/test_gguf_config.py looks at what is in it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.touch()
@@ -327,7 +327,7 @@ def test_quantisation_is_refused_before_anything_starts(
 
 
 def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokenizer also where it is the model's own; of a folder there are none."""
+    """Asked for the tokenizer too, where it is the model's own; a folder has none."""
     asked = []
 
     def download(model: str, *, revision: str | None, **options: Any) -> str:

@@ -95,7 +95,7 @@ DRAFTS = DraftStats(200, 800, 400, (200, 100, 100, 0))
 
 
 def report(*, problem: str | None = None, wrong: bool = False) -> VerifyReport:
-    """Of eight prompts, all cases of greedy ones, one fault."""
+    """Report of eight prompts, all cases of greedy ones, one fault."""
     cases = [
         Case(Sampling.GREEDY, company, mode) for company in COMPANIES for mode in (False, True)
     ]

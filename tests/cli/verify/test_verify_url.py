@@ -25,7 +25,7 @@ EVERYWHERE = {"alone", "together", "at max_model_len", "64 x 8 samples", "newcom
 
 
 class Ran(NamedTuple):
-    """What the command came to."""
+    """Outcome of the command."""
 
     status: int
     out: str
