@@ -158,3 +158,17 @@ class Proto(Settings):
         except OSError as error:
             raise Unavailable(f"cannot write into {self.folder}: {error.strerror}") from error
         return 0
+
+
+class CollectEnv(Settings):
+    """Print versions, machine, kernels and GPUs for reports of faults; no secrets."""
+
+    json_output: CliImplicitFlag[bool] = Field(
+        default=False, alias="json", description="print one JSON object"
+    )
+
+    def run(self, console: Console) -> int:
+        from .environment.facts import collect, show
+
+        show(collect(), as_json=self.json_output)
+        return 0

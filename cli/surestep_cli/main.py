@@ -34,9 +34,8 @@ from surestep_common.process import die_with
 
 from .bench.command import Bench
 from .chat.command import Chat
-from .commands import Fetch, NewSecret, Proto, RestartWorkers
+from .commands import CollectEnv, Fetch, NewSecret, Proto, RestartWorkers
 from .dynamo.command import Dynamo
-from .environment.command import CollectEnv
 from .monitor.commands import Status, Top
 from .settings.foreign_commands import hint_for
 from .settings.serve_settings import ServeSettings

@@ -1,4 +1,4 @@
-"""Addresses of gRPC services: `host:port`, or `unix:/path` of a socket on this machine."""
+"""Addresses of services: of gRPC, `host:port` or `unix:/path` of a socket here; of Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Iterator
 
-from .errors import Unavailable
+from .errors import InvalidRequest, Unavailable
 
 UNIX = "unix:"
 _PROBE_TIMEOUT_S = 1.0
@@ -90,3 +90,26 @@ def is_heard(path: str) -> bool:
         except OSError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def redis_of(flag: str) -> Iterator[None]:
+    """Import the client for Redis and hand it a URL within.
+
+    Raises InvalidRequest that names the flag where the package is missing or refuses the URL.
+    """
+    param = flag.removeprefix("--").replace("-", "_")
+    try:
+        yield
+    except ImportError:
+        raise InvalidRequest(
+            f"{flag}: the client for Redis is not installed; it comes with "
+            "pip install 'surestep[redis]'",
+            param=param,
+        ) from None
+    except (ValueError, TypeError):  # it may repeat a part of the password
+        raise InvalidRequest(
+            f"{flag}: expected redis://USER:PASSWORD@HOST:PORT/DATABASE, with %XX in place of "
+            "other characters in a password than letters and digits",
+            param=param,
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -88,14 +89,10 @@ async def post(
 
 async def post_json(session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Any:
     """Return the JSON of a POST. Raise Unavailable."""
+    text = await _text(session.post(path, json=body), path)
     try:
-        async with session.post(path, json=body) as response:
-            text = await response.text()
-            if response.status != 200:
-                why = message_in(text)
-                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
-            return json.loads(text)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return json.loads(text)
+    except ValueError as error:
         raise _unanswered(path, error) from error
 
 
@@ -110,15 +107,19 @@ async def get_json(session: aiohttp.ClientSession, path: str) -> Any:
 
 async def get_text(session: aiohttp.ClientSession, path: str) -> str:
     """Return the body of a GET. Raise Unavailable."""
+    return await _text(session.get(path), path)
+
+
+async def _text(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], path: str) -> str:
     try:
-        async with session.get(path) as response:
+        async with asked as response:
             text = await response.text()
-            if response.status != 200:
-                why = message_in(text)
-                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
-            return text
     except (aiohttp.ClientError, TimeoutError) as error:
         raise _unanswered(path, error) from error
+    if response.status != HTTPStatus.OK:
+        why = message_in(text)
+        raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
+    return text
 
 
 def _unanswered(path: str, error: Exception) -> Unavailable:

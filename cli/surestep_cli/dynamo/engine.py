@@ -76,11 +76,12 @@ class SurestepEngine(LLMEngine):
     async def config(self) -> WorkerConfig:
         """Return how it is found, when the scheduler has a model."""
         settings = self._settings
+        await self._meet_model()
         return WorkerConfig(
             namespace=settings.namespace,
             component=settings.component,
             endpoint=settings.endpoint,
-            model_name=await self._model(),
+            model_name=self._model,
             served_model_name=settings.served_model_name,
             discovery_backend=settings.discovery_backend,
             request_plane=settings.request_plane,
@@ -89,24 +90,28 @@ class SurestepEngine(LLMEngine):
             reasoning_parser=settings.dyn_reasoning_parser,
         )
 
-    async def _model(self) -> str:
+    @property
+    def _model(self) -> str:
+        return str(self._settings.model or self._info.model_path)
+
+    async def _meet_model(self) -> None:
+        """Wait until the scheduler tells of its model."""
         said = ""
         while True:
             try:
                 self._info = await self._client.info()
-                break
+                return
             except errors.Unavailable as error:
                 if str(error) != said:
                     said = str(error)
                     _log.info("waiting for the scheduler: %s", said)
                 await asyncio.sleep(_AGAIN_S)
-        return str(self._settings.model or self._info.model_path)
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Return the facts of the model that a router may want."""
-        model, info = await self._model(), self._info
+        info = self._info
         return EngineConfig(
-            model=model,
+            model=self._model,
             served_model_name=self._settings.served_model_name,
             llm=LlmRegistration(
                 context_length=info.max_model_len,

@@ -12,10 +12,11 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from surestep_common.config import ENV_PREFIX, child_environ, variables
+from surestep_common.config import ENV_PREFIX, child_environ, secret_fields, variables
 from surestep_common.releases import package_version
 
 from surestep_cli.settings.sections import SECTIONS
+from surestep_cli.settings.serve_settings import ServeSettings
 
 from .machine import cpu_facts, gpus, memory_facts, system_facts
 
@@ -41,7 +42,7 @@ _SHOWN = {  # settings with values that are neither secrets nor addresses
     "runner",
     "log_level",
     *(name for section in _SECTIONS for name in SECTIONS[section]),
-} - {"kv_offloading_store"}  # whose URL may hold a password
+} - set(secret_fields(ServeSettings))
 _INVENTORY = """
 import json
 from surestep_kernels.columns.cpu.build import inventory

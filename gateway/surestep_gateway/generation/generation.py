@@ -145,7 +145,7 @@ async def _generation(
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
         id=generation_id,
-        model=body.model or gateway.settings.model_names[0],
+        model=body.model or gateway.name,
         created=int(time.time()),
         seed=builder.seed,
         origin=origin,

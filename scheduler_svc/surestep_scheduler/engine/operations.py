@@ -97,8 +97,9 @@ async def resume(engine: Engine, tags: Iterable[str]) -> Sequence[str]:
 async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker_pb2.Adapter:
     """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
     await _sweep(engine)
-    how = {"in_place": request.in_place}
-    return await engine.adapters.load(engine.group, request.name, request.path, **how)
+    return await engine.adapters.load(
+        engine.group, request.name, request.path, in_place=request.in_place
+    )
 
 
 async def sweep_adapters(engine: Engine) -> None:

@@ -109,8 +109,7 @@ class WorkerGroup:
     ) -> pb.Adapter:
         """Load an adapter on these ranks, or all; return it as each has it. Raises what the first
         rank that fails does: then none of them has it."""
-        stubs = self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
-        calls = (_answer(stub.LoadAdapter(wanted, timeout=_LOAD_S)) for stub in stubs)
+        calls = (_answer(stub.LoadAdapter(wanted, timeout=_LOAD_S)) for stub in self._of(ranks))
         told = await asyncio.gather(*calls, return_exceptions=True)
         failed = [one for one in told if isinstance(one, BaseException)]
         loaded = [one for one in told if isinstance(one, pb.Adapter)]
@@ -123,9 +122,12 @@ class WorkerGroup:
 
     async def unload_adapter(self, adapter: pb.Adapter, ranks: Sequence[int] | None = None) -> None:
         """Have these ranks, or all, forget an adapter; those that are gone have none."""
-        stubs = self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
-        calls = (_answer(stub.UnloadAdapter(adapter, timeout=_LOAD_S)) for stub in stubs)
+        calls = (_answer(stub.UnloadAdapter(adapter, timeout=_LOAD_S)) for stub in self._of(ranks))
         await asyncio.gather(*calls, return_exceptions=True)
+
+    def _of(self, ranks: Sequence[int] | None) -> Sequence[Any]:
+        """Return the stubs of these ranks, or all."""
+        return self._stubs if ranks is None else [self._stubs[rank] for rank in ranks]
 
     async def recompile(self, requests: Iterable[Request]) -> None:
         """Compile the grammars of requests that go on, before steps would have to wait for them.

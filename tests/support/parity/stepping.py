@@ -169,6 +169,17 @@ class Pair:
         assert spread > 0.3, "logits too flat to tell right from wrong"
         assert (actual - expected).abs().max() < self._near * spread
 
+    def assert_no_cut_matters(self, length: int, *, bit: bool) -> None:
+        """In two anywhere, in pieces of any size, token by token; not a bit, if `bit`."""
+        ids = random_prompt(length)
+        expected, whole = self.expected(ids), self.consume(ids)
+        self.assert_near(whole, expected)
+        in_two = [[cut] for cut in range(2, length)]
+        for cuts in (*in_two, *(list(range(size, length, size)) for size in range(1, length))):
+            logits = self.consume(ids, cuts)
+            self.assert_near(logits, expected)
+            assert torch.equal(logits, whole) or not bit, cuts
+
     def assert_windows_leave_no_trace(self, length: int) -> None:
         """Of rejected drafts, NaN behind them included, nothing is in what stands."""
         ids, caches, done = random_prompt(length), self.caches(), 3

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from surestep_common.errors import InvalidRequest
+from surestep_common.addresses import redis_of
 
 from .entry import HEAD_BYTES, Entry, EntryForm, Name, Refused
 
@@ -112,21 +112,9 @@ def client_of(url: str) -> tuple[Any, type[Exception]]:
 
     Raises InvalidRequest for a URL that is none, and where the client's package is missing.
     """
-    try:
+    with redis_of("--kv-offloading-store"):
         import redis
-    except ImportError:
-        raise InvalidRequest(
-            "--kv-offloading-store: the client for Redis is not installed; it comes with "
-            "pip install 'surestep[redis]'",
-            param="kv_offloading_store",
-        ) from None
-    try:
+
         timeouts = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
         client: Any = redis.Redis.from_url(url, protocol=2, **timeouts)
-    except (ValueError, TypeError):  # it may repeat a part of the password
-        raise InvalidRequest(
-            "--kv-offloading-store: expected redis://USER:PASSWORD@HOST:PORT/DATABASE, with %XX "
-            "in place of other characters in a password than letters and digits",
-            param="kv_offloading_store",
-        ) from None
     return client, redis.RedisError

@@ -111,7 +111,7 @@ class Embedding:
         self._pooling = LABEL_LOGITS if prepared.label_ids else config.pooling
         self._num_tokens = sum(map(len, prepared.inputs))
         self.id = f"embd-{origin.request_id}"
-        self.model = prepared.body.model or gateway.settings.model_names[0]
+        self.model = prepared.body.model or gateway.name
         self._adapter = gateway.settings.adapter_named(prepared.body.model)
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         self._call_id = f"{self.id}-{secrets.token_hex(4)}"

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.addresses import redis_of
+from surestep_common.errors import Unavailable
 from surestep_common.log import Sparingly
 
 from .store import RECORD_SHARE
@@ -24,25 +25,13 @@ class RedisStore:
 
     def __init__(self, url: str, most_bytes: int, lifetime_s: float) -> None:
         """Raise InvalidRequest for a URL that is none, and where the client is not installed."""
-        try:
+        with redis_of("--responses-store"):
             import redis.asyncio as redis
             from redis.exceptions import RedisError
-        except ImportError:
-            raise InvalidRequest(
-                "--responses-store: the client for Redis is not installed; it comes with "
-                "pip install 'surestep[redis]'",
-                param="responses_store",
-            ) from None
-        try:
+
             self._client: Any = redis.from_url(
                 url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
             )
-        except ValueError:  # it may repeat a part of the password
-            raise InvalidRequest(
-                "--responses-store: expected redis://USER:PASSWORD@HOST:PORT/DATABASE, with %XX in "
-                "place of other characters in a password than letters and digits",
-                param="responses_store",
-            ) from None
         self._errors = (RedisError, OSError, TimeoutError)
         self._most_bytes = most_bytes
         self._lifetime_ms = max(1, round(lifetime_s * 1000))

@@ -81,17 +81,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.rotates(3)
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
-    """In two anywhere, in pieces of any size, token by token; our own kernels do not change a bit."""
-    ids = random_prompt(LENGTH)
-    expected, whole = pair.expected(ids), pair.consume(ids)
-    pair.assert_near(whole, expected)
-    in_two = [[cut] for cut in range(2, LENGTH)]
-    for cuts in (*in_two, *(list(range(size, LENGTH, size)) for size in range(1, LENGTH))):
-        logits = pair.consume(ids, cuts)
-        if pair.kernels is REFERENCE:
-            pair.assert_near(logits, expected)
-        else:
-            assert torch.equal(logits, whole), cuts
+    pair.assert_no_cut_matters(LENGTH, bit=pair.kernels is not REFERENCE)
 
 
 @pytest.mark.parametrize("variant", ["v3", "glm-5"])

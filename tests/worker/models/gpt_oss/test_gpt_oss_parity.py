@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support.checkpoints.gpt_oss import WINDOW, make_mxfp4_twins, make_tiny_gpt_oss
-from support.parity.stepping import Pair, random_prompt
+from support.parity.stepping import Pair
 from surestep_kernels import load_kernels
 
 NATIVE, REFERENCE = load_kernels("cpu"), load_kernels("cpu", "reference")
@@ -39,15 +38,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
-    """In two anywhere, in pieces of any size, token by token; our own kernels do not change a bit."""
-    ids = random_prompt(LENGTH)
-    expected, whole = pair.expected(ids), pair.consume(ids)
-    pair.assert_near(whole, expected)
-    in_two = [[cut] for cut in range(2, LENGTH)]
-    for cuts in (*in_two, *(list(range(size, LENGTH, size)) for size in range(1, LENGTH))):
-        logits = pair.consume(ids, cuts)
-        pair.assert_near(logits, expected)
-        assert torch.equal(logits, whole) or pair.kernels is REFERENCE, cuts
+    pair.assert_no_cut_matters(LENGTH, bit=pair.kernels is not REFERENCE)
 
 
 def test_windows_of_drafts_cross_the_border_of_a_window(pair: Pair) -> None:
