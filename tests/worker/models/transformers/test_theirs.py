@@ -18,6 +18,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.models.transformers.attention import PAGED, PagedLayer
 from surestep_worker.models.transformers.model import TransformersModel
+from surestep_worker.models.transformers.modules import OwnRotation
 from torch import Tensor, nn
 
 WEIGHTS = "model.safetensors"
@@ -159,5 +160,29 @@ def test_attention_that_differs_from_theirs_is_found(folder: Path) -> None:
     attention = model._decoder.layers[0].self_attn
     layers: tuple[PagedLayer, ...] = getattr(attention, PAGED)
     setattr(attention, PAGED, tuple(layer._replace(window=2) for layer in layers))
+    with pytest.raises(InvalidRequest, match="attends in a way that is not served"):
+        model.rehearse()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ours"),
+    [
+        ("Dots1ForCausalLM", True),
+        ("GPTNeoXForCausalLM", True),  # a part of each head
+        ("CohereForCausalLM", False),  # pairs, not halves
+    ],
+)
+def test_rotations_that_are_ours_are_compared_with_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, ours: bool
+) -> None:
+    saved(architecture, tmp_path)
+    model = load(tmp_path)
+    model.rehearse()
+    monkeypatch.setattr(
+        OwnRotation, "rotate", lambda rotation, q, k, turns: (k.new_zeros(q.shape), k)
+    )
+    if not ours:
+        model.rehearse()
+        return
     with pytest.raises(InvalidRequest, match="attends in a way that is not served"):
         model.rehearse()

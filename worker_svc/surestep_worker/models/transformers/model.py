@@ -31,7 +31,7 @@ from .curves import VECTOR, WholeVectors
 from .cuts import Cut, Heads, Joint, seen_shape
 from .experts import EXPERTS, Experts, expert_modules
 from .matrix import Matrix, Rows, Siblings, Use
-from .modules import replace_counted_positions, replace_modules
+from .modules import replace_counted_positions, replace_modules, replace_rotations
 from .plan import Cuts, cuts_of, siblings_of
 from .rehearsal import rehearse
 from .skeleton import Skeleton
@@ -88,6 +88,7 @@ class TransformersModel:
         skeleton.refuse_empty()
         model = skeleton.model.to(table.device)
         replace_modules(model, len(context.rotary), context.kernels, table[0, :1])
+        replace_rotations(model, context.kernels, table[0, :1])
         _attach(model, context, self._now)
         self._decoder, self._whole = skeleton.decoder, model
         replace_counted_positions(self._decoder, self._now)

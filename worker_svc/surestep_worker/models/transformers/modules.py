@@ -1,20 +1,30 @@
-"""Modules of transformers that ours replace: norms and embeddings of positions."""
+"""Modules of transformers that ours replace: norms, embeddings of positions, and rotations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
-from typing import Any
+from inspect import signature, unwrap
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 from surestep_kernels import KernelSet
 from torch import Tensor, nn
 
-from .attention import Pass
+from .attention import BACKEND, Pass
 
 _CHUNK = 4096  # positions of a rotary table that are computed at once
-_SAMPLES = 8  # rows on which norms are compared
+_SAMPLES = 8  # rows on which norms and rotations are compared
+_ROTATED = 8  # elements of a head of theirs
 _ALIKE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7}  # relative: of rounding in another place
+_TURNS = "surestep_turns"  # attribute of cosines: Turns of the same tokens
+
+
+class Turns(NamedTuple):
+    """Cosines and sines of the tokens of a step, as our op reads them."""
+
+    cos_sin: Tensor  # f32[T, D']: D'/2 cosines, then D'/2 sines
+    rows: Tensor  # i64[T]: 0, 1, ...
 
 
 class TableRotary(nn.Module):
@@ -36,7 +46,10 @@ class TableRotary(nn.Module):
         if key not in self._tables:
             self._tables[key] = self._table(args, kwargs)
         at = position_ids.reshape(-1, position_ids.shape[-1])[0]
-        return _map(lambda table: table[at][None], self._tables[key])
+        made = _map(lambda table: table[at][None], self._tables[key])
+        if isinstance(made, tuple) and len(made) == 2 and made[0].shape[-1] % 2 == 0:
+            setattr(made[0], _TURNS, _turns(*made))
+        return made
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -55,6 +68,86 @@ class TableRotary(nn.Module):
         if isinstance(parts[0], Tensor):
             return torch.cat(parts)
         return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _turns(cos: Tensor, sin: Tensor) -> Turns:
+    """Return a step's cosines and sines [1, T, D'] as our op reads them."""
+    halves = [x[0, :, : cos.shape[-1] // 2] for x in (cos, sin)]
+    return Turns(torch.cat(halves, dim=1).float(), torch.arange(cos.shape[1], device=cos.device))
+
+
+class OwnRotation:
+    """Our op in the place of a function that rotates queries and keys and gives the same.
+
+    Theirs is called where no cosines of a step are at hand, and while attention is theirs: a
+    rehearsal compares the two.
+    """
+
+    def __init__(self, theirs: Callable[..., Any], kernels: KernelSet, config: Any) -> None:
+        self._theirs, self._op, self._config = theirs, kernels.rotary, config
+
+    def __call__(
+        self, q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries [1, Hq, T, D] and keys [1, Hkv, T, D], rotated."""
+        turns: Turns | None = getattr(cos, _TURNS, None)
+        if turns is None or self._config._attn_implementation != BACKEND:
+            made: tuple[Tensor, Tensor] = self._theirs(q, k, cos, *args, **kwargs)
+            return made
+        return self.rotate(q, k, turns)
+
+    def rotate(self, q: Tensor, k: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+        """Return copies of q and k [1, H, T, D], rotated by our op."""
+        q, k = (x[0].transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q, k))
+        self._op(q, k, turns.rows, turns.cos_sin)
+        return q.transpose(0, 1)[None], k.transpose(0, 1)[None]
+
+    def gives_the_same(self, like: Tensor) -> bool:
+        """Compare the two on a few tokens, with heads that are rotated whole and in part."""
+        angles = torch.linspace(0.1, 3.0, 4 * _SAMPLES, device=like.device).view(_SAMPLES, 4)
+        cos, sin = (x.repeat(1, 2).to(like.dtype)[None] for x in (angles.cos(), angles.sin()))
+        draws, near = torch.Generator().manual_seed(0), _ALIKE[like.dtype]
+        for head_dim in (_ROTATED, _ROTATED + 4):
+            shapes = ((1, heads, _SAMPLES, head_dim) for heads in (4, 2))
+            q, k = (torch.randn(shape, generator=draws).to(like) for shape in shapes)
+            try:
+                wanted = self._theirs(q, k, cos, sin)
+            except (TypeError, RuntimeError):  # it rotates something else, or no part of a head
+                return head_dim > _ROTATED
+            pairs = zip(self.rotate(q, k, _turns(cos, sin)), wanted, strict=True)
+            if not all(torch.allclose(x, y, rtol=near, atol=4 * near) for x, y in pairs):
+                return False
+        return True
+
+
+def replace_rotations(model: Any, kernels: KernelSet, like: Tensor) -> None:
+    """Have modules that attend rotate by our op, where that gives the same.
+
+    Each gets a forward function of its own. Classes and functions of transformers stay as they are.
+    """
+    chosen = dict[Callable[..., Any], OwnRotation | None]()
+    for module in model.modules():
+        forward = unwrap(type(module).forward)
+        if "forward" in vars(module) or not isinstance(forward, FunctionType):
+            continue
+        names = (it for it in forward.__code__.co_names if it.startswith("apply_rotary"))
+        theirs = forward.__globals__.get(name := next(names, ""))
+        if theirs is None:
+            continue
+        if theirs not in chosen:
+            own = OwnRotation(theirs, kernels, model.config)
+            chosen[theirs] = own if own.gives_the_same(like) else None
+        if (rotation := chosen[theirs]) is not None:
+            module.forward = MethodType(_finding(forward, name, rotation), module)
+
+
+def _finding(function: FunctionType, name: str, value: object) -> FunctionType:
+    """Return the same function, which finds this value by a global name."""
+    found = {**function.__globals__, name: value}
+    defaults, closure = function.__defaults__, function.__closure__
+    made = FunctionType(function.__code__, found, function.__name__, defaults, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 class StepPositions(nn.Module):
