@@ -11,17 +11,8 @@ PAGE = HERE.parents[1] / "docs" / "use" / "clients.md"
 HEADING = "\n## Clients and features\n"
 FEATURES = (
     *("chat", "text", "streaming", "tools", "forced tools", "custom tools", "namespaces"),
-    *(
-        "JSON schemas",
-        "errors",
-        "usage",
-        "Responses",
-        "seeds, logprobs",
-        "embeddings",
-        "cancelling",
-        "scoring",
-        "load",
-    ),
+    *("JSON schemas", "errors", "usage", "Responses", "seeds, logprobs", "embeddings"),
+    *("cancelling", "scoring", "load", "training"),
 )
 
 

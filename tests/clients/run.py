@@ -24,6 +24,7 @@ KEY = "the-key-of-the-clients"
 FLAGS = (
     *("--api-key", KEY, "--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-memory", "0.2"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--enable-sleep-mode", "--enable-weight-updates", "--admin-api-key", KEY),
 )
 NAMED = ("--served-model-name", MODEL, "--max-model-len", "16384")
 # By the last two Codex knows models of OpenAI's, and offers them other tools.

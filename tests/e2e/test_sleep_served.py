@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -185,3 +186,33 @@ def sleeps_without(stack: Stack, victim: str, old: int) -> bool:
     pid = told["pid"] if victim == "scheduler" else told["supervisors"][0]["pid"]
     asleep = told["supervisors"][0]["rank_state"] == "ASLEEP"
     return bool(pid != old and asleep and told["state"] == "SLEEPING")
+
+
+def test_cached_prefixes_are_forgotten_under_an_open_stream(
+    sleeper: Stack, whole: list[int]
+) -> None:
+    body = {"model": "tiny", "prompt": "xyz" * 40, "max_tokens": 2}
+
+    def cached_tokens() -> int:
+        reply = httpx.post(f"{sleeper.url}/v1/completions", json=body, timeout=30)
+        details = reply.json()["usage"]["prompt_tokens_details"]
+        return int(details["cached_tokens"]) if details else 0
+
+    cached_tokens()
+    assert cached_tokens() > 0
+    assert answer(sleeper, lambda: order(sleeper, "/reset_prefix_cache")) == whole
+    assert asks(sleeper, "/is_paused") == {"is_paused": False}
+    assert cached_tokens() == 0
+    order(sleeper, "/pause")
+    try:
+        order(sleeper, "/reset_prefix_cache", expect=400)
+    finally:
+        order(sleeper, "/resume")
+
+
+def test_a_trainer_is_told_what_is_served(sleeper: Stack) -> None:
+    info = asks(sleeper, "/server_info?config_format=json")["vllm_config"]
+    assert info["model_config"]["dtype"] == "torch.float32"
+    assert info["speculative_config"]["method"] == "ngram"
+    assert asks(sleeper, "/get_world_size") == {"world_size": 1}
+    assert json.loads(asks(sleeper, "/server_info")["vllm_config"]) == info

@@ -6,6 +6,7 @@ keys, the `user` field separates tenants, or else their address; clients are tru
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
@@ -104,9 +105,24 @@ class ApiKeys:
         return bool(self._keys)
 
     def client(self, header: bytes) -> ApiClient | None:
-        """Return the owner of the key in an Authorization header, None for an unknown key."""
-        index = bearer_index(header, self._keys)
+        """Return the owner of the key in an Authorization header, None for an unknown key.
+
+        A client that sets no headers has the key as the password of its URL: Basic authorization.
+        """
+        index = bearer_index(_as_bearer(header), self._keys)
         return None if index is None else self._clients[index]
+
+
+def _as_bearer(header: bytes) -> bytes:
+    """Return a header with Basic authorization (RFC 7617) as one that carries its password."""
+    scheme, _, given = header.partition(b" ")
+    if scheme.lower() != b"basic":
+        return header
+    try:
+        _, _, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+    except ValueError:
+        return b""
+    return b"Bearer " + password
 
 
 def plain_keys(keys: Sequence[SecretStr]) -> list[ApiKey]:

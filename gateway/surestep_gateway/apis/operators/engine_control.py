@@ -1,18 +1,20 @@
 """Endpoints that pause the engine, put it to sleep and wake it: vLLM's, with SGLang's names beside.
 
-They exist where the operator has switched them on, and ask for the admin key.
+Trainers that drive a server also ask what it serves, and empty its prefix cache. The endpoints
+exist where the operator has switched them on, and ask for the admin key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import scheduler_pb2 as pb
 
 from surestep_gateway.apis.route import DescribedRoute, Description, Parameter
@@ -28,6 +30,7 @@ V = TypeVar("V")
 
 MODES = {"abort": pb.PAUSE_ABORT, "wait": pb.PAUSE_WAIT, "keep": pb.PAUSE_KEEP}
 _WORDS = {"true": True, "false": False}
+_FORMS: dict[str, Callable[[Any], Any]] = {"json": lambda shown: shown, "text": json.dumps}
 _LEVELS = {"0": 0, "1": 1, "2": 2}
 _ERRORS = (400, 401, 404, 408, 413, 415, 503, 504)
 _MODE = Parameter("mode", {"enum": [*MODES], "default": "abort"})
@@ -87,6 +90,13 @@ _ABORT = Description(
     body_required=False,
     errors=_ERRORS,
 )
+_CLEAR = Description(summary="Forget all cached prefixes. Open requests go on.", errors=_ERRORS)
+_INFO = Description(
+    summary="What is served, in vLLM's form.",
+    parameters=(Parameter("config_format", {"enum": [*_FORMS], "default": "text"}),),
+    errors=_ERRORS,
+)
+_WORLD_SIZE = Description(summary="How many ranks compute the model.", errors=_ERRORS)
 _IS_SLEEPING = Description(summary="Whether it sleeps.", errors=_ERRORS)
 _IS_PAUSED = Description(summary="Whether it is stopped.", errors=_ERRORS)
 
@@ -113,6 +123,9 @@ class EngineControlRoutes:
         yield post("/resume", self.resume, _RESUME)
         yield get("/is_paused", self.is_paused, _IS_PAUSED)
         yield post("/abort_requests", self.abort_requests, _ABORT)
+        yield post("/reset_prefix_cache", self.reset_prefix_cache, _CLEAR)
+        yield get("/server_info", self.server_info, _INFO)
+        yield get("/get_world_size", self.world_size, _WORLD_SIZE)
         yield post("/release_memory_occupation", self.release_memory, _RELEASE)
         yield post("/resume_memory_occupation", self.resume_memory, _REOCCUPY)
         yield post("/pause_generation", self.pause_generation, _PAUSE_SGLANG)
@@ -191,6 +204,52 @@ class EngineControlRoutes:
             return {"num_aborted": await scheduler.abort(ids)}
 
         return await self._at_each(request, abort)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache"""
+        order = pb.PauseRequest(mode=pb.PAUSE_KEEP, clear_cache=True)
+
+        async def clear(scheduler: SchedulerClient) -> dict[str, Any]:
+            if (await scheduler.query_stats()).HasField("pause"):
+                raise InvalidRequest("it is paused already: pause it with clear_cache=true")
+            await scheduler.pause(order, self._timeout_s)
+            await scheduler.resume((), self._timeout_s)
+            return {}
+
+        done = await self._administrators.at_each(request, clear)
+        return done.response({"success": not done.failures, "schedulers": done.told})
+
+    async def server_info(self, request: Request) -> Response:
+        """GET /server_info"""
+        info, ranks = await self._served(request)
+        shown = {
+            "model_config": {
+                "model": info.model_path,
+                "dtype": f"torch.{info.dtype}",
+                "max_model_len": info.max_model_len,
+            },
+            "cache_config": {"block_size": info.block_size, "num_gpu_blocks": info.num_blocks},
+            "parallel_config": {"tensor_parallel_size": ranks, "world_size": ranks},
+            "scheduler_config": {"max_num_seqs": info.max_num_seqs},
+            "speculative_config": json.loads(info.speculative_config or "null"),
+            "lora_config": {"max_loras": info.max_loras} if info.max_loras else None,
+        }
+        form = one_of(_FORMS, "config_format", request.query_params.get("config_format", "text"))
+        return JsonResponse({"vllm_config": form(shown)})
+
+    async def world_size(self, request: Request) -> Response:
+        """GET /get_world_size"""
+        _, ranks = await self._served(request)
+        return JsonResponse({"world_size": ranks})
+
+    async def _served(self, request: Request) -> tuple[pb.SchedulerInfo, int]:
+        """Return what the first scheduler serves, and its ranks. Raise Unavailable before it
+        serves."""
+        self._administrators.check(request)
+        scheduler, *_ = self._administrators.of_one_model(request)
+        if scheduler.info is None:
+            raise Unavailable("the model is being loaded")
+        return scheduler.info, len((await scheduler.query_status()).supervisors)
 
     async def is_sleeping(self, request: Request) -> Response:
         """GET /is_sleeping"""

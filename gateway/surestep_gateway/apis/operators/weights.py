@@ -80,6 +80,9 @@ _FINISH = Description(
     body_required=False,
     errors=_ERRORS,
 )
+_ENGINE = Description(
+    summary="Refuse to receive weights over NCCL, and say how they come.", errors=_ERRORS
+)
 _INFO = Description(summary="Which weights are served.", errors=_ERRORS)
 
 
@@ -101,8 +104,17 @@ class WeightRoutes:
         yield post("/start_weight_update", self.start, _START)
         yield post("/update_weights", self.add, _PART, large=True)
         yield post("/finish_weight_update", self.finish, _FINISH)
+        yield post("/init_weight_transfer_engine", self.refuse_engine, _ENGINE)
         yield DescribedRoute(
             "GET", "/weight_info", self.info, _INFO, access=Access.ADMINISTRATORS, counted=False
+        )
+
+    async def refuse_engine(self, request: Request) -> Response:
+        """POST /init_weight_transfer_engine"""
+        self._administrators.check(request)
+        raise UnsupportedParameter(
+            "weights are not received over NCCL: send them as safetensors to "
+            "/update_weights_from_tensor, or name a folder at /update_weights_from_disk"
         )
 
     async def from_disk(self, request: Request) -> Response:

@@ -13,9 +13,9 @@ KEY = {"authorization": "Bearer admin"}
 ORDERS = (
     *("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests"),
     *("/release_memory_occupation", "/resume_memory_occupation"),
-    *("/pause_generation", "/continue_generation"),
+    *("/pause_generation", "/continue_generation", "/reset_prefix_cache"),
 )
-QUESTIONS = ("/is_sleeping", "/is_paused")
+QUESTIONS = ("/is_sleeping", "/is_paused", "/server_info", "/get_world_size")
 
 
 async def test_they_are_switched_off(start_stack: StartStack) -> None:
@@ -31,7 +31,10 @@ def test_they_need_a_key_to_ask_for(model: Path) -> None:
         GatewaySettings.model_validate({"model": model, "enable_sleep_mode": True})
 
 
-@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer user"])
+@pytest.mark.parametrize(
+    "header",
+    [None, "Bearer wrong", "Bearer user", "Basic YWRtaW46dXNlcg==", "Basic !", "Basic YWRtaW4="],
+)
 async def test_the_admin_key_alone_opens_them(start_stack: StartStack, header: str | None) -> None:
     stack = await start_stack(admin_api_key="admin", api_key="user", enable_sleep_mode=True)
     headers = {} if header is None else {"authorization": header}
@@ -44,6 +47,11 @@ async def test_the_admin_key_alone_opens_them(start_stack: StartStack, header: s
 @pytest.fixture
 async def open_stack(start_stack: StartStack) -> Stack:
     return await start_stack(admin_api_key="admin", enable_sleep_mode=True)
+
+
+async def test_the_key_may_be_the_password_of_a_url(open_stack: Stack) -> None:
+    asked = await open_stack.client.get("/is_paused", auth=("anybody", "admin"))
+    assert (asked.status_code, asked.json()) == (200, {"is_paused": False})
 
 
 @pytest.mark.parametrize(
