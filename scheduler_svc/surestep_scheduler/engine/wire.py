@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 from surestep_common.invariants import (
+    BoolArray,
     IntArray,
     LedgerError,
     PlanRows,
@@ -17,6 +18,7 @@ from surestep_common.invariants import (
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
+from surestep_scheduler.cache.tiers import Action, Answer, Order
 from surestep_scheduler.core.messages import Kept, Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
@@ -216,3 +218,37 @@ def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> sampling_pb2.Log
         top_token_ids=logprobs.top_token_ids,
         top_logprobs=logprobs.top_logprobs,
     )
+
+
+def tier_order(order: Order, epoch: int, block_size: int) -> pb.TierOrder:
+    """Return the message that every rank gets."""
+    drafted = np.array([line.drafted for line in order.blocks], dtype=np.bool_)
+    return pb.TierOrder(
+        epoch=epoch,
+        number=order.number,
+        action=order.action.name,
+        timeout_ms=round(1000 * order.timeout_s),
+        keys=[line.key for line in order.blocks],
+        groups=[line.group for line in order.blocks],
+        blocks=[line.id for line in order.blocks if line.id],
+        drafted=as_bits(drafted) if order.action is Action.STORE else b"",
+        snapshot_keys=[line.key for line in order.snapshots],
+        snapshot_lens=[line.num_blocks * block_size for line in order.snapshots],
+        snapshot_ids=[line.id for line in order.snapshots if line.id],
+    )
+
+
+def tier_answer(order: Order, answers: Sequence[pb.TierAnswer]) -> Answer:
+    """Return what all ranks have done of an order. Raises LedgerError."""
+    blocks, snapshots = len(order.blocks), len(order.snapshots)
+    whole = _common([answer.blocks for answer in answers], blocks)
+    drafted = _common([answer.drafted or bytes(-(-blocks // 8)) for answer in answers], blocks)
+    taken = _common([answer.snapshots for answer in answers], snapshots)
+    return Answer(order.number, whole, whole & drafted, taken)
+
+
+def _common(told: Sequence[bytes], count: int) -> BoolArray:
+    if any(len(bits) != -(-count // 8) for bits in told):
+        raise LedgerError(f"a rank does not answer for {count} keys of the tiers")
+    mask: BoolArray = np.logical_and.reduce([of_bits(bits, count) for bits in told])
+    return mask

@@ -1,4 +1,4 @@
-"""The ranks, and one step stream to each."""
+"""The ranks, and two streams to each: of steps, and of orders to its tiers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from surestep_common.errors import (
     Unavailable,
     kind_of_code,
 )
+from surestep_common.invariants import LedgerError
 from surestep_common.rpc import connect, translate_errors
 from surestep_common.tenants import cache_root
 from surestep_proto import worker_pb2 as pb
 from surestep_proto.sampling_pb2 import Grammar
 from surestep_proto.worker_pb2_grpc import WorkerStub
 
+from surestep_scheduler.cache.tiers import Answer, Order
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Request
 
-from .tier_streams import TierStreams
-from .wire import from_proto
+from .wire import from_proto, tier_answer, tier_order
 
 _COMPILE_S = 35.0  # for a rank to compile a grammar; its own limit is shorter
 _RECOMPILE_S = 15.0  # for those of open requests, before the first step
@@ -211,6 +212,78 @@ class WorkerGroup:
         self.tiers.cancel()
         for channel in self._channels:
             await channel.close(None)
+
+
+class TierStreams:
+    """Orders to the tiers of all ranks, one stream to each, and their answers, of one epoch.
+
+    Each rank has its share of every page: what one of them has not done, none has. Nothing here
+    waits for a worker to take an order.
+    """
+
+    def __init__(self, stubs: Sequence[Any]) -> None:
+        self._stubs = stubs
+        self._epoch = 0
+        self._calls: list[Any] = []
+        self._orders = dict[int, Order]()  # under way
+        self._answers: list[dict[int, pb.TierAnswer]] = [{} for _ in stubs]  # by rank
+        self._unwritten: asyncio.Queue[pb.TierOrder] = asyncio.Queue()
+        self._whole = deque[Answer]()
+
+    def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
+        """Open the streams. The task group fails when one is lost; answers call `wake`."""
+        self._epoch = epoch
+        self._calls = [stub.Move() for stub in self._stubs]
+        for rank in range(len(self._calls)):
+            tasks.create_task(self._read(rank, wake), name=f"tiers of rank {rank}")
+        tasks.create_task(self._write(), name="orders to the tiers")
+
+    def send(self, orders: Iterable[Order], block_size: int) -> None:
+        """Send orders to every rank."""
+        for order in orders:
+            self._orders[order.number] = order
+            self._unwritten.put_nowait(tier_order(order, self._epoch, block_size))
+
+    async def _write(self) -> None:
+        """Write orders as they come; a stream that is lost is noticed by its reader."""
+        while True:
+            order = await self._unwritten.get()
+            for call in self._calls:
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(order)
+
+    async def _read(self, rank: int, wake: Callable[[], None]) -> None:
+        try:
+            with translate_errors():
+                while isinstance(answer := await self._calls[rank].read(), pb.TierAnswer):
+                    self._answers[rank][answer.number] = answer
+                    if all(answer.number in told for told in self._answers):
+                        self._complete(answer.number)
+                        wake()
+        except ConnectionLost:  # the stream of steps says why
+            return
+        except SurestepError as error:
+            known = type(error)(f"rank {rank}: {error}")
+            known.rank = rank
+            raise known from error
+        raise Unavailable(f"rank {rank} closed the stream of its tiers")
+
+    def _complete(self, number: int) -> None:
+        order = self._orders.pop(number, None)
+        if order is None:
+            raise LedgerError(f"order {number} to the tiers is answered, but not under way")
+        self._whole.append(tier_answer(order, [told.pop(number) for told in self._answers]))
+
+    def take(self) -> list[Answer]:
+        """Return the answers that all ranks have given."""
+        answers = list(self._whole)
+        self._whole.clear()
+        return answers
+
+    def cancel(self) -> None:
+        """End the streams."""
+        for call in self._calls:
+            call.cancel()
 
 
 def check_alike(infos: Sequence[pb.WorkerInfo]) -> None:

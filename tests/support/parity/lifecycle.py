@@ -30,8 +30,13 @@ from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.poison import CANARY, NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.engine import tier_streams
-from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
+from surestep_scheduler.engine.wire import (
+    from_proto,
+    kept_by,
+    tier_answer,
+    tier_order,
+    to_proto,
+)
 from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.policy.tiering import settle
 from surestep_scheduler.speculation.draft_length import StepCosts
@@ -261,7 +266,7 @@ class Lifecycle(RuleBasedStateMachine):
         size = self.state.limits.block_size
         for order in self.state.tiers.take_unsent():
             self.given[order.number] = order
-            wire = tier_streams.to_proto(order, self.state.epoch, size).SerializeToString()
+            wire = tier_order(order, self.state.epoch, size).SerializeToString()
             self.tiers.submit(pb.TierOrder.FromString(wire))
         if plan is not None:
             check_reuse(self.state, plan)
@@ -271,7 +276,7 @@ class Lifecycle(RuleBasedStateMachine):
         if self.tiers.orders:
             answer = self.tiers.execute()
             order = self.given.pop(answer.number)
-            settle(self.state, tier_streams.from_proto(order, [answer]))
+            settle(self.state, tier_answer(order, [answer]))
 
     def execute(self) -> None:
         if self.sent:

@@ -24,8 +24,13 @@ from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.core.poison import NonFiniteLogits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.engine import tier_streams
-from surestep_scheduler.engine.wire import from_proto, kept_by, to_proto
+from surestep_scheduler.engine.wire import (
+    from_proto,
+    kept_by,
+    tier_answer,
+    tier_order,
+    to_proto,
+)
 from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.policy.tiering import settle
 from surestep_worker.step.runner import Runner
@@ -163,7 +168,7 @@ class LocalEngine:
     def _order(self) -> None:
         for order in self.state.tiers.take_unsent():
             assert self._moves is not None
-            wire = tier_streams.to_proto(order, self.state.epoch, self.state.limits.block_size)
+            wire = tier_order(order, self.state.epoch, self.state.limits.block_size)
             told = self._moves.submit(pb.TierOrder.FromString(wire.SerializeToString()))
             self._moving[order.number] = order, told
 
@@ -176,7 +181,7 @@ class LocalEngine:
         for number, (order, told) in list(self._moving.items()):
             if told.done():
                 del self._moving[number]
-                settle(self.state, tier_streams.from_proto(order, [told.result()]))
+                settle(self.state, tier_answer(order, [told.result()]))
 
     def _apply(self, results: list[pb.StepResult]) -> None:
         try:
