@@ -31,8 +31,19 @@ from surestep_scheduler.core.queue import OUTPUT_TOKEN
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
 
-from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
-from .runnable import entitled_slots, make_room, runnable, slots_of
+from .sharing import (
+    MIN_CHUNK,
+    Turn,
+    cut,
+    entitled_slots,
+    fewest,
+    make_room,
+    runnable,
+    shares,
+    slots_of,
+    turns,
+    uncomputed,
+)
 from .snapshot_requests import snapshot_requests, up_to_branch
 from .tiering import admissible, store_idle
 

@@ -27,7 +27,7 @@ from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.core.slots import usable_prefix, wanted_keys
 from surestep_scheduler.core.state import SchedulerState
 
-from .runnable import Entitled
+from .sharing import Entitled
 
 _BATCH = 32  # blocks of an order to store
 _MOST_STORES = 4  # under way

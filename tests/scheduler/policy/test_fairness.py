@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.fakes.paced_loop import PacedLoop
 from surestep_common.errors import InvalidRequest, QueueFull
 from surestep_scheduler.core.queue import Tenants
-from surestep_scheduler.policy.fairness import entitlements, fair_shares
+from surestep_scheduler.policy.sharing import entitlements, fair_shares
 
 AMOUNTS = st.floats(0, 1000)
 CLAIMS = st.lists(st.tuples(AMOUNTS, st.sampled_from([0.5, 1.0, 3.0])), min_size=1, max_size=12)
