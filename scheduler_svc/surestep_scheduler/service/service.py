@@ -20,11 +20,10 @@ from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
 from surestep_scheduler.core.sequence import Sequence as TokenSequence
 from surestep_scheduler.engine import operations, updates
 from surestep_scheduler.engine.engine import Engine
-from surestep_scheduler.engine.open_requests import Outbox, RequestOutputs
+from surestep_scheduler.engine.open_requests import Outbox, RequestOutputs, tell_spans
 from surestep_scheduler.engine.wire import logprob_columns
 from surestep_scheduler.service import report
 
-from .request_spans import tell
 from .requests import CacheOwners, ended, parse_request, resolve, settle_adapter
 
 _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
@@ -126,7 +125,7 @@ class SchedulerService(SchedulerServicer):
                     if shared is not None:
                         tell_num_delivered(context, opened.num_chunks)
                     if span.sent:
-                        tell(span, opened.seq, opened.timeline, self._engine.clock())
+                        tell_spans(span, opened.seq, opened.timeline, self._engine.clock())
 
     async def Deliver(
         self, request: pb.DeliverRequest, context: Any
