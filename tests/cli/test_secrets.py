@@ -19,8 +19,8 @@ from surestep_cli.verify.command import _FLAGS
 from surestep_cli.verify.server import ServerUnderTest
 from surestep_common.config import Settings, load, secret_fields
 from surestep_common.errors import InvalidRequest
+from surestep_gateway.api_keys import read_keys
 from surestep_gateway.apis.responses.redis_store import RedisStore
-from surestep_gateway.auth.api_keys import read_keys
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 

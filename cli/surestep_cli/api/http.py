@@ -22,7 +22,7 @@ from pydantic_settings import EnvSettingsSource, PydanticBaseSettingsSource
 from surestep_common.config import ENV_PREFIX, Settings
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.tls import context_of_client
-from surestep_gateway.auth.api_keys import read_keys
+from surestep_gateway.api_keys import read_keys
 
 
 def _with_scheme(url: Any) -> Any:

@@ -20,7 +20,7 @@ from surestep_common.errors import Cancelled, DeadlineExceeded, SurestepError, U
 from surestep_common.tracing import Tracer
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.auth.api_keys import Caller
+from surestep_gateway.api_keys import Caller
 from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin

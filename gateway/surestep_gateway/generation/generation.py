@@ -13,7 +13,7 @@ from surestep_common.sampling import sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.auth.api_keys import Caller, Tenant
+from surestep_gateway.api_keys import Caller, Tenant
 from surestep_gateway.context import Gateway
 from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
 from surestep_gateway.observability.metrics import ModelMetrics, SequenceTimer

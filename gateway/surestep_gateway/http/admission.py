@@ -31,7 +31,7 @@ from surestep_common.errors import (
     UnsupportedMediaType,
 )
 
-from surestep_gateway.auth.api_keys import ApiClient, may_open
+from surestep_gateway.api_keys import ApiClient, may_open
 from surestep_gateway.settings.config import GatewaySettings
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from surestep_common.tracing import Span, SpanKind
 from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
-from surestep_gateway.auth.api_keys import ANYBODY, Tenant
+from surestep_gateway.api_keys import ANYBODY, Tenant
 from surestep_gateway.schedulers.losses import LossHistory
 from surestep_gateway.schedulers.pool import Siblings, prefix_key
 from surestep_gateway.settings.config import GatewaySettings

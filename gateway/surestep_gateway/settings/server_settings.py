@@ -9,7 +9,7 @@ from pydantic import Field, FilePath, PositiveFloat, PositiveInt, SecretStr, mod
 from surestep_common.access import PeerSettings
 from surestep_common.config import Names, Secrets, Size
 
-from surestep_gateway.auth.api_keys import ApiKeys, plain_keys, read_keys
+from surestep_gateway.api_keys import ApiKeys, plain_keys, read_keys
 
 
 class HttpSettings(PeerSettings):

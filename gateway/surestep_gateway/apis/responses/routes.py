@@ -20,6 +20,7 @@ from surestep_common.errors import (
     UnsupportedParameter,
 )
 
+from surestep_gateway.api_keys import Caller
 from surestep_gateway.apis.requests import (
     body_of,
     deadline_of,
@@ -28,7 +29,6 @@ from surestep_gateway.apis.requests import (
     prepare_bytes,
 )
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description, Parameter
-from surestep_gateway.auth.api_keys import Caller
 from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import respond
 from surestep_gateway.generation.generation import chat_generation

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from surestep_gateway.auth.api_keys import Caller
+from surestep_gateway.api_keys import Caller
 from surestep_gateway.settings.config import GatewaySettings
 
 _MOST_IN_MEMORY = 10_000  # records; beyond, the owner with most loses its oldest

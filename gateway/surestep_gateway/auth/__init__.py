@@ -1,1 +1,0 @@
-"""API keys, and the tenants that requests count for."""
