@@ -86,9 +86,14 @@ def paged_attention_sinks(s: Sizes) -> Iterator[Case]:
         where, num_blocks = _attention_rows(device, rows, count, context, 0, 0)
         kv = _cache(device, s, num_blocks, FP8 if fp8 else DTYPE)
         run = partial(
-            attention(device).paged_attention, q, kv, where, s.head_dim**-0.5,
-            window=window, sinks=sinks,
-        )  # fmt: skip
+            attention(device).paged_attention,
+            q,
+            kv,
+            where,
+            s.head_dim**-0.5,
+            window=window,
+            sinks=sinks,
+        )
         by_token = [min(n, window or n) for n in range(context - count + 1, context + 1)]
         positions = rows * min(context, by_token[0] + count - 1)
         read = positions * 2 * s.kv_heads * s.head_dim * kv.k.itemsize

@@ -54,9 +54,14 @@ def choose(s: Sizes) -> Iterator[Case]:
         length = randint(device, 1 << 20, n)
         params, random, truncated = _draw_params(device, n, s.vocab, draw)
         run = partial(
-            STEP_OPS.choose, z, column(device, n), length, params,
-            random=random, truncated=truncated,
-        )  # fmt: skip
+            STEP_OPS.choose,
+            z,
+            column(device, n),
+            length,
+            params,
+            random=random,
+            truncated=truncated,
+        )
         return Work(run, size(z, length) + size(params) + 3 * length.nbytes)
 
     for draw, n in product(DRAWS, s.sampled):
@@ -135,9 +140,14 @@ def gather_tokens(s: Sizes) -> Iterator[Case]:
         valid = torch.full_like(step.slot, 1 + DRAFTS)
         runs = TokenRuns(step.token_row, step.cu_rows, step.slot.long(), valid * 0, valid)
         run = partial(
-            STEP_OPS.gather_tokens, runs, state, i32(device, 0),
-            shift=1, block_size=BLOCK_SIZE, num_blocks=state.block_tables.numel() + 1,
-        )  # fmt: skip
+            STEP_OPS.gather_tokens,
+            runs,
+            state,
+            i32(device, 0),
+            shift=1,
+            block_size=BLOCK_SIZE,
+            num_blocks=state.block_tables.numel() + 1,
+        )
         return Work(run, size(runs) + len(step.token_row) * (2 * 4 + 3 * 8))
 
     for rows in s.batches:

@@ -251,10 +251,15 @@ class Bench:
         sampling = sampling_pb2.SamplingParams(temperature=drawn, top_p=top_p, repetition_penalty=1)
         for slot in range(batch):
             plan.admissions.add(
-                slot=slot, slot_epoch=1, token_ids=[(7 * slot + 1) % 1000] * (context + 1),
-                prompt_len=context + 1, num_cached=context, max_len=self._length, sampling=sampling,
+                slot=slot,
+                slot_epoch=1,
+                token_ids=[(7 * slot + 1) % 1000] * (context + 1),
+                prompt_len=context + 1,
+                num_cached=context,
+                max_len=self._length,
+                sampling=sampling,
                 snapshot_id=snapshot_id,
-            )  # fmt: skip
+            )
             plan.extend_slots.append(slot)
             plan.extend_counts.append(self._blocks)
             plan.block_ids.extend(range(1 + slot * self._blocks, 1 + (slot + 1) * self._blocks))

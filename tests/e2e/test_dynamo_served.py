@@ -112,9 +112,13 @@ async def streamed(url: str, number: int, seen: list[int], **fields: Any) -> str
     text = ""
     async with client_of(url) as client:
         stream = await client.completions.create(
-            model=MODEL, prompt=f"text {number}", max_tokens=TOKENS, seed=number, stream=True,
+            model=MODEL,
+            prompt=f"text {number}",
+            max_tokens=TOKENS,
+            seed=number,
+            stream=True,
             **{"temperature": 0.8, "extra_body": {"ignore_eos": True}, **fields},
-        )  # fmt: skip
+        )
         async for event in stream:
             seen[number] += 1
             text += event.choices[0].text if event.choices else ""

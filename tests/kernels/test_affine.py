@@ -83,9 +83,13 @@ def test_small_inputs_count_beside_large_ones(
     """With weights of 1 and 0, inputs of bf16 in either type, `kept` bits of the largest."""
     size = 32
     weight = QuantizedWeight(
-        torch.eye(size, dtype=torch.uint8), torch.ones(size, 1), None, size,
-        torch.zeros(size, 1), bits,
-    )  # fmt: skip
+        torch.eye(size, dtype=torch.uint8),
+        torch.ones(size, 1),
+        None,
+        size,
+        torch.zeros(size, 1),
+        bits,
+    )
     for smallest, exact in ((kept - 8, True), (40, False)):
         x = (torch.rand(9, size) + 1) * 2.0 ** -torch.randint(1, smallest, (9, size)) * largest
         x[:, 3] = largest

@@ -63,9 +63,12 @@ def test_commits_what_the_reference_commits(
 def test_a_step_of_prompts_alone_has_no_window(column: KernelSet, reference: KernelSet) -> None:
     state, step, none = make_state(), make_step(), i32()
     rows = step.rows._replace(
-        advances=torch.ones_like(step.rows.advances), window=torch.full_like(step.rows.window, -1),
-        position_row=none, position_offset=none, cu_windows=i32(0),
-    )  # fmt: skip
+        advances=torch.ones_like(step.rows.advances),
+        window=torch.full_like(step.rows.window, -1),
+        position_row=none,
+        position_offset=none,
+        cu_windows=i32(0),
+    )
     drafts = DraftIds(step.drafts.ids, torch.zeros_like(step.drafts.counts))
     stops, chosen = StopIds(i32(0), none), Chosen(none, none)
     expected, actual = copied(state), copied(state)

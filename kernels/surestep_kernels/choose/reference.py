@@ -46,9 +46,15 @@ class Chosen(NamedTuple):
 
 class Choose(Protocol):
     def __call__(
-        self, z: Tensor, window: Tensor, length: Tensor, params: DrawParams,
-        *, random: bool, truncated: bool,
-    ) -> Chosen: ...  # fmt: skip
+        self,
+        z: Tensor,
+        window: Tensor,
+        length: Tensor,
+        params: DrawParams,
+        *,
+        random: bool,
+        truncated: bool,
+    ) -> Chosen: ...
 
 
 def choose_reference(

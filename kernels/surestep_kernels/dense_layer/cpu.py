@@ -145,9 +145,14 @@ def _structure(layer: DenseLayer, next_norm: Tensor, dtype: torch.dtype) -> _Lay
     return _Layer(
         *(_weight(each, dtype) for each in weights),
         *(None if vector is None else vector.data_ptr() for vector in vectors),
-        *sizes, projection.cos_sin.shape[1], layer.window,
-        projection.eps, layer.eps, layer.scale, DTYPE_CODES[dtype],
-    )  # fmt: skip
+        *sizes,
+        projection.cos_sin.shape[1],
+        layer.window,
+        projection.eps,
+        layer.eps,
+        layer.scale,
+        DTYPE_CODES[dtype],
+    )
 
 
 def _weight(packed: PackedLinear, dtype: torch.dtype) -> _Weight:

@@ -19,11 +19,13 @@ _BITS = {2: torch.int16, 4: torch.int32}
 def _fingerprint_kernel(
     sum_ptr,  # i64[1]
     bits_ptr,  # [N + P, H] of words as wide as the elements
-    position_row_ptr, position_offset_ptr,  # i32[N]
+    position_row_ptr,  # i32[N]
+    position_offset_ptr,  # i32[N]
     valid_ptr,  # i32[R]
-    N, H,
+    N,
+    H,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     line = tl.program_id(0).to(tl.int64)
     in_window = line < N
@@ -44,7 +46,13 @@ def fingerprint(hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor:
     total = torch.zeros(1, dtype=torch.int64, device=hidden.device)
     if hidden.numel():
         _fingerprint_kernel[(len(hidden),)](
-            total, hidden.view(_BITS[hidden.element_size()]), rows.position_row,
-            rows.position_offset, valid, len(rows.position_row), hidden.shape[1], BLOCK=_BLOCK,
-        )  # fmt: skip
+            total,
+            hidden.view(_BITS[hidden.element_size()]),
+            rows.position_row,
+            rows.position_offset,
+            valid,
+            len(rows.position_row),
+            hidden.shape[1],
+            BLOCK=_BLOCK,
+        )
     return total

@@ -27,9 +27,14 @@ class StepInputs(NamedTuple):
 
 class GatherStep(Protocol):
     def __call__(
-        self, rows: StepRows, drafts: DraftIds, state: SlotState, error: Tensor,
-        block_size: int, num_blocks: int,
-    ) -> StepInputs: ...  # fmt: skip
+        self,
+        rows: StepRows,
+        drafts: DraftIds,
+        state: SlotState,
+        error: Tensor,
+        block_size: int,
+        num_blocks: int,
+    ) -> StepInputs: ...
 
 
 def gather_step_reference(

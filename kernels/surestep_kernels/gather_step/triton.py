@@ -115,20 +115,41 @@ def gather_step(
     slots = torch.empty(num_rows, dtype=torch.int64, device=rows.slot.device)
     if num_rows:
         _rows_kernel[(num_rows,)](
-            rows.slot, rows.cu_rows, rows.advances, rows.snapshot_len, drafts.ids, drafts.counts,
-            state.tokens, state.committed, state.known, state.folded, error,
-            start, valid, slots, pending, after, lines, width, num_drafts,
+            rows.slot,
+            rows.cu_rows,
+            rows.advances,
+            rows.snapshot_len,
+            drafts.ids,
+            drafts.counts,
+            state.tokens,
+            state.committed,
+            state.known,
+            state.folded,
+            error,
+            start,
+            valid,
+            slots,
+            pending,
+            after,
+            lines,
+            width,
+            num_drafts,
             BLOCK_K=triton.next_power_of_2(max(num_drafts, 1)),
-        )  # fmt: skip
+        )
     runs = TokenRuns(rows.token_row, rows.cu_rows, slots, start, valid)
     tokens = gather_tokens(
         runs, state, error, shift=0, block_size=block_size, num_blocks=num_blocks
     )
     if num_positions:
         _lengths_kernel[(triton.cdiv(num_positions, _BLOCK),)](
-            rows.position_row, rows.position_offset, slots, state.known, lengths, num_positions,
+            rows.position_row,
+            rows.position_offset,
+            slots,
+            state.known,
+            lengths,
+            num_positions,
             BLOCK=_BLOCK,
-        )  # fmt: skip
+        )
     return StepInputs(
         *tokens,
         start=start,

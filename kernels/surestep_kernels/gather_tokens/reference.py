@@ -31,9 +31,15 @@ class TokenInputs(NamedTuple):
 
 class GatherTokens(Protocol):
     def __call__(
-        self, runs: TokenRuns, state: SlotState, error: Tensor,
-        *, shift: int, block_size: int, num_blocks: int,
-    ) -> TokenInputs: ...  # fmt: skip
+        self,
+        runs: TokenRuns,
+        state: SlotState,
+        error: Tensor,
+        *,
+        shift: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> TokenInputs: ...
 
 
 def gather_tokens_reference(

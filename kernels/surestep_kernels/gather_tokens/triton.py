@@ -24,17 +24,25 @@ def _tokens_kernel(
     token_row_ptr,  # i32[T]
     cu_ptr,  # i32[R+1]
     slots_ptr,  # i64[R]
-    start_ptr, valid_ptr,  # i32[R]
+    start_ptr,  # i32[R]
+    valid_ptr,  # i32[R]
     tokens_ptr,  # i32[S, W]
     tables_ptr,  # i32[G, S, B]
     error_ptr,  # i32[1]
-    ids_ptr, positions_ptr,  # i64[T]
+    ids_ptr,  # i64[T]
+    positions_ptr,  # i64[T]
     kv_slots_ptr,  # i64[G, T], lines apart
-    T, line, S, W, B, block_size, num_blocks,
+    T,
+    line,
+    S,
+    W,
+    B,
+    block_size,
+    num_blocks,
     GROUPS: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = token < T
@@ -81,8 +89,20 @@ def gather_tokens(
     inputs = TokenInputs(places[0], places[1], places[2:])
     if num_tokens:
         _tokens_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
-            *runs, state.tokens, state.block_tables, error, *inputs,
-            num_tokens, line, lines, width, pages, block_size, num_blocks,
-            GROUPS=groups, SHIFT=shift, BLOCK=_BLOCK,
-        )  # fmt: skip
+            *runs,
+            state.tokens,
+            state.block_tables,
+            error,
+            *inputs,
+            num_tokens,
+            line,
+            lines,
+            width,
+            pages,
+            block_size,
+            num_blocks,
+            GROUPS=groups,
+            SHIFT=shift,
+            BLOCK=_BLOCK,
+        )
     return inputs

@@ -37,9 +37,18 @@ _FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instru
 
 @triton.jit
 def plain_sums(
-    x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K: tl.constexpr,
+    x_ptr,
+    w_ptr,
+    rows,
+    columns,
+    M,
+    N,
+    K,
+    first,
+    last,
+    BLOCK_K: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr = False,
-):  # fmt: skip
+):
     """Return the part of x [M, K] times w [N, K] from steps first..last of BLOCK_K.
 
     f32[rows, columns]; with WEIGHT_FIRST f32[columns, rows], from instructions whose first operand
@@ -114,16 +123,14 @@ def _plain_linear_kernel(
     store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 
-def plain_linear(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Tensor:  # fmt: skip
+def plain_linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
     """Multiply as linear_reference, but a wider out_dtype takes the product unrounded."""
     return sum_partials(plain_partials(x, packed, out_dtype))
 
 
 def plain_partials(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> PartialSums:  # fmt: skip
+) -> PartialSums:
     """Return plain_linear before its splits are added up."""
     assert packed.scales is None
     assert x.dtype is packed.data.dtype

@@ -85,9 +85,7 @@ def _sequential_linear_kernel(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
-    total = plain_sums(
-        x_ptr, w_ptr, rows, columns, M, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST
-    )  # fmt: skip
+    total = plain_sums(x_ptr, w_ptr, rows, columns, M, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST)
     if WEIGHT_FIRST:
         total = tl.trans(total)
     store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, False, HAS_BIAS)
@@ -95,7 +93,7 @@ def _sequential_linear_kernel(
 
 def sequential_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Multiply as plain_linear, for SERVED only, which matrix instructions take unchanged."""
     y = x.new_empty(len(x), packed.out_features, dtype=out_dtype or x.dtype)
     multiply_into(y, x, packed, tile_of(len(x), packed, out_dtype))

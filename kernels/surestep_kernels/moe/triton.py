@@ -32,9 +32,18 @@ _BLOCK_H = 1024
 
 @triton.jit
 def add_experts(
-    total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    total,
+    made_ptr,
+    weights_ptr,
+    experts_ptr,
+    token,
+    column,
+    first,
+    H,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Add the outputs of a token's experts to its columns, in order. No load waits for a sum."""
     choice = tl.arange(0, BLOCK_K)
     at, some = token * TOP_K + choice, choice < TOP_K
@@ -60,9 +69,13 @@ def _combine_kernel(
     made_ptr,  # f32[T, TOP_K, H]
     weights_ptr,  # f32[T, TOP_K]
     experts_ptr,  # i64[T, TOP_K]
-    first, H,
-    E: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+    first,
+    H,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
     wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

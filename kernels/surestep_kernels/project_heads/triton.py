@@ -37,9 +37,18 @@ def _weights(q_norm_ptr, k_norm_ptr, is_query, is_key, dim):
 
 @triton.jit
 def _normalise(
-    x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D: tl.constexpr,
+    x,
+    partner,
+    q_norm_ptr,
+    k_norm_ptr,
+    is_query,
+    is_key,
+    dim,
+    partner_dim,
+    eps,
+    D: tl.constexpr,
     dtype: tl.constexpr,
-):  # fmt: skip
+):
     """Normalise queries and keys among the heads x [H, D], and the partner of each element."""
     factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / D + eps)
     query, key, inside = is_query & (dim < D), is_key & (dim < D), partner_dim < D
@@ -75,12 +84,27 @@ def _project_heads_kernel(
     v_cache_ptr,
     scales_ptr,  # f32[2]; HAS_SCALES only
     slots_ptr,  # i64[T]
-    T, num_positions, half, num_slots, block_stride, head_stride, offset_stride,
-    HEADS: tl.constexpr, OTHERS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
-    WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_FP8: tl.constexpr,
+    T,
+    num_positions,
+    half,
+    num_slots,
+    block_stride,
+    head_stride,
+    offset_stride,
+    HEADS: tl.constexpr,
+    OTHERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
     HAS_SCALES: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     KEYS: tl.constexpr = HEADS + OTHERS

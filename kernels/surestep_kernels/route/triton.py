@@ -16,9 +16,15 @@ _LEAST = tl.constexpr(-3.4e38)  # what is lower is as good as this
 
 @triton.jit
 def choose_experts(
-    weights_ptr, experts_ptr, logits, token, E: tl.constexpr, K: tl.constexpr,
-    BLOCK_K: tl.constexpr, NORMALIZE: tl.constexpr,
-):  # fmt: skip
+    weights_ptr,
+    experts_ptr,
+    logits,
+    token,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
     """Store the experts and weights of a token with these logits, which are -inf from E on."""
     expert, choice = tl.arange(0, logits.shape[0]), tl.arange(0, BLOCK_K)
     peak = tl.max(logits, axis=0)

@@ -17,9 +17,17 @@ _LINEAR, _CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.0713548162715
 
 @triton.jit
 def activate(
-    out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GELU: tl.constexpr = False,
-):  # fmt: skip
+    out_ptr,
+    sums_ptr,
+    bias_ptr,
+    row,
+    column,
+    rows,
+    inner,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GELU: tl.constexpr = False,
+):
     """Compute some columns of a row of silu_and_mul, or of gelu_and_mul."""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     at, mask, width = row * 2 * inner + column, column < inner, 2 * inner

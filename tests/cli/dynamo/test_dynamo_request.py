@@ -56,10 +56,19 @@ def test_a_chat_that_asks_for_nothing_leaves_it_to_the_model() -> None:
 
 def test_every_parameter_arrives() -> None:
     found = asked(
-        temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, repetition_penalty=1.2, seed=7,
-        logit_bias={"3": 2.0}, max_tokens=4, ignore_eos=True, stop_token_ids=[8], logprobs=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        seed=7,
+        logit_bias={"3": 2.0},
+        max_tokens=4,
+        ignore_eos=True,
+        stop_token_ids=[8],
+        logprobs=2,
         cache_salt="s",
-    )  # fmt: skip
+    )
     sampling = found.sampling
     assert [sampling.temperature, sampling.top_p] == pytest.approx([0.5, 0.9])
     assert [sampling.min_p, sampling.repetition_penalty] == pytest.approx([0.1, 1.2])

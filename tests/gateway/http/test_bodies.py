@@ -42,9 +42,13 @@ class Sender:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["new", "piece", "last", "leave", "release"]), st.integers(0, 9), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["new", "piece", "last", "leave", "release"]),
+        st.integers(0, 9),
+        st.integers(0, 3),
+    ),
     max_size=40,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)

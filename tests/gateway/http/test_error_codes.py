@@ -66,7 +66,7 @@ async def test_codes_of_wrong_requests(stack: Stack) -> None:
         ({"temperature": 9}, openai.BadRequestError, "invalid_value"),
         ({"modalities": ["audio"]}, openai.BadRequestError, "unsupported_parameter"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(kind) as caught:
             await ask(stack, **fields)
         assert caught.value.code == code

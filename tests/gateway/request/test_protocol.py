@@ -18,10 +18,14 @@ from surestep_gateway.request.protocol import Body, ChatRequest, CompletionReque
         (CompletionRequest, b'{"prompt": [1, -2]}', "prompt"),
         (CompletionRequest, b'{"prompt": "x", "temperature": NaN}', "temperature"),
         (CompletionRequest, b'{"prompt": "x", "stop": ["a", ""]}', "stop"),
-        (CompletionRequest, b'{"prompt": "x", "speculative": {"num_tokens": -1}}', "speculative.num_tokens"),
+        (
+            CompletionRequest,
+            b'{"prompt": "x", "speculative": {"num_tokens": -1}}',
+            "speculative.num_tokens",
+        ),
         (CompletionRequest, b'{"prompt": "\\ud800"}', None),
     ],
-)  # fmt: skip
+)
 def test_the_parameter_at_fault_is_named(kind: type[Body], raw: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(kind, raw)

@@ -16,12 +16,16 @@ TOKEN = 50
 SILLY: dict[str, dict[str, Any]] = {
     "overflow": {"logit_bias": {TOKEN: LARGEST}, "repetition_penalty": 0.01},
     "overflow at a temperature": {
-        "logit_bias": {TOKEN: LARGEST}, "repetition_penalty": 0.01, "temperature": 0.7, "top_p": 0.9,
+        "logit_bias": {TOKEN: LARGEST},
+        "repetition_penalty": 0.01,
+        "temperature": 0.7,
+        "top_p": 0.9,
     },
     "nothing left": {
-        "allowed_token_ids": [TOKEN], "bad_words": [pb.TokenSequence(token_ids=[TOKEN])],
+        "allowed_token_ids": [TOKEN],
+        "bad_words": [pb.TokenSequence(token_ids=[TOKEN])],
     },
-}  # fmt: skip
+}
 EXTREME: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 1e-38},
     "hot": {"temperature": 3e38, "min_p": 1.0},

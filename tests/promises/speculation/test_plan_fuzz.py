@@ -166,10 +166,11 @@ def answers_without(
         return type(error).__name__
     answers = engine.run([])
     equal = all(
-        answer.pooled == vectors[n] if n in vectors
+        answer.pooled == vectors[n]
+        if n in vectors
         else answer.token_ids == bench.expected[n].token_ids
         for n, answer in answers.items()
-    )  # fmt: skip
+    )
     return "equal" if equal else "others"
 
 

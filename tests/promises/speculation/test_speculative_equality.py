@@ -25,10 +25,15 @@ SHAPING: dict[str, dict[str, object]] = {
     "allowed": {"allowed_token_ids": [1, 2, 3, STOP, 9, 17]},
     "bad_words": {"bad_words": [[4], [1, 2], [9, 9], [3, 1, 7]], "logit_bias": {1: 2.0, 9: 2.0}},
     "all": {
-        "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
-        "logit_bias": {2: 1.0}, "stop_token_ids": [STOP], "min_tokens": 4, "bad_words": [[2, 3]],
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {2: 1.0},
+        "stop_token_ids": [STOP],
+        "min_tokens": 4,
+        "bad_words": [[2, 3]],
     },
-}  # fmt: skip
+}
 DRAWING: dict[str, dict[str, object]] = {
     "greedy": {},
     "temperature": {"temperature": 0.7},

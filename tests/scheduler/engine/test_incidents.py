@@ -95,9 +95,19 @@ def diagnosed(error: SurestepError, *exits: pb.RankExit) -> Diagnosis:
     ("exits", "cause", "reason", "weight"),
     [
         # The one that ended first drew the other with it.
-        ([exit_(10, pb.EXITED), exit_(11, pb.KILLED, age_s=0.2)], "worker_exit", "rank 1: pid 11", 8),
+        (
+            [exit_(10, pb.EXITED), exit_(11, pb.KILLED, age_s=0.2)],
+            "worker_exit",
+            "rank 1: pid 11",
+            8,
+        ),
         ([exit_(10, pb.REQUESTED), exit_(11, pb.HUNG)], "worker_hang", "rank 1: pid 11", 8),
-        ([exit_(10, pb.HUNG, pb.DRAFTING), exit_(11, pb.REQUESTED)], "drafter", "rank 0: pid 10", 0),
+        (
+            [exit_(10, pb.HUNG, pb.DRAFTING), exit_(11, pb.REQUESTED)],
+            "drafter",
+            "rank 0: pid 10",
+            0,
+        ),
         # Those of earlier epochs tell nothing: the supervisors that knew more are gone.
         ([exit_(8, pb.KILLED), exit_(9, pb.HUNG)], "connection", "socket closed", 1),
         (
@@ -105,7 +115,7 @@ def diagnosed(error: SurestepError, *exits: pb.RankExit) -> Diagnosis:
             *("connection", "socket closed", 8),
         ),
     ],
-)  # fmt: skip
+)
 def test_a_lost_stream_is_explained_by_the_exits(
     exits: list[pb.RankExit], cause: str, reason: str, weight: int
 ) -> None:

@@ -32,9 +32,12 @@ def test_plans_stay_within_their_bytes(
     """Those that have to come back after a fault too; everybody is served in the end."""
     most = room_for(room, 3003)
     loop = PacedLoop(
-        depth=depth, num_slots=64, num_blocks=1 << 15, max_plan_bytes=most,
+        depth=depth,
+        num_slots=64,
+        num_blocks=1 << 15,
+        max_plan_bytes=most,
         max_num_batched_tokens=8192,
-    )  # fmt: skip
+    )
     seqs = [loop.add(names[i % len(names)], n, 3) for i, n in enumerate(lengths)]
     sizes = []
     while loop.step():
@@ -49,9 +52,12 @@ def test_plans_stay_within_their_bytes(
 @pytest.mark.parametrize("room", [1, 4])
 def test_siblings_of_a_cached_prompt_come_a_few_at_a_time(room: int) -> None:
     loop = PacedLoop(
-        num_slots=64, num_blocks=1 << 15, max_plan_bytes=room_for(room, 3003),
-        max_num_batched_tokens=8192, max_model_len=4096,
-    )  # fmt: skip
+        num_slots=64,
+        num_blocks=1 << 15,
+        max_plan_bytes=room_for(room, 3003),
+        max_num_batched_tokens=8192,
+        max_model_len=4096,
+    )
     first = loop.add("a", 3000, 3)
     while loop.step():
         pass

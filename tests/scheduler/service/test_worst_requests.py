@@ -212,10 +212,17 @@ def test_an_admission_takes_no_more_than_foretold(
 ) -> None:
     plan = worker_pb2.StepPlan(block_ids=blocks, extend_slots=[numbers], extend_counts=[numbers])
     plan.admissions.add(
-        slot=numbers, slot_epoch=numbers, token_ids=values, prompt_len=numbers, max_len=numbers,
-        num_cached=numbers, snapshot_id=numbers, drafter_len=numbers, sampling=sampling,
+        slot=numbers,
+        slot_epoch=numbers,
+        token_ids=values,
+        prompt_len=numbers,
+        max_len=numbers,
+        num_cached=numbers,
+        snapshot_id=numbers,
+        drafter_len=numbers,
+        sampling=sampling,
         request_id="x" * bounds.MAX_NAME_BYTES,
-    )  # fmt: skip
+    )
     most = bounds.admission_bytes(
         len(values), len(blocks), sampling.ByteSize(), vocab_size=VOCAB, pool_size=100_000
     )
@@ -258,9 +265,11 @@ def test_priority_is_clamped() -> None:
 def test_a_request_that_no_plan_has_room_for_is_refused() -> None:
     state = SchedulerState(LIMITS)
     message = GenerateRequest(
-        request_id="r", prompt_ids=[1], max_tokens=LONGEST,
+        request_id="r",
+        prompt_ids=[1],
+        max_tokens=LONGEST,
         sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
-    )  # fmt: skip
+    )
     request = parse_request(message, VOCAB)
     assert state.sequence(request, 0.0).max_len == LONGEST
     tight = SchedulerState(replace(LIMITS, max_plan_bytes=bounds.ROWS_BYTES + (2 << 20)))

@@ -32,9 +32,14 @@ MISLED = (table([6000, 9000, 9400, 9800, 10200], 1500), table([11000, 8200, 8300
 
 def choose(costs: StepCosts, acceptance: float) -> DraftChoice:
     choice = draft_lengths(
-        np.array([acceptance]), np.array([4]), np.array([CONTEXT]),
-        num_tokens=1, costs=costs, overhead_us=0.0, catches_up=False,
-    )  # fmt: skip
+        np.array([acceptance]),
+        np.array([4]),
+        np.array([CONTEXT]),
+        num_tokens=1,
+        costs=costs,
+        overhead_us=0.0,
+        catches_up=False,
+    )
     return worthwhile(choice)
 
 

@@ -123,10 +123,14 @@ def _layer(head: Eagle3Reference) -> dict[str, Any]:
         *("rms_norm_eps", "hidden_act", "attention_bias"),
     )
     values = {key: getattr(config, key) for key in keys}
-    windows = {} if head.window is None else {
-        "sliding_window": head.window,
-        "layer_types": ["sliding_attention"] * config.num_hidden_layers,
-    }  # fmt: skip
+    windows = (
+        {}
+        if head.window is None
+        else {
+            "sliding_window": head.window,
+            "layer_types": ["sliding_attention"] * config.num_hidden_layers,
+        }
+    )
     return values | windows | {"rope_theta": config.rope_parameters["rope_theta"]}
 
 

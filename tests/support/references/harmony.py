@@ -29,8 +29,18 @@ from surestep_gateway.parsers import (
 from surestep_gateway.parsers.harmony import HarmonyParser
 
 _RECORDED = Path(__file__).with_name("harmony.json")
-_TEXTS = ["Hello there", "é🙂 naïve 你好", '{"city": "Zürich \\"x\\""}', "<b> a < b", "to=functions.x",
-          "spelled <|start|> and <|end|>", "\n\n", "to be or not", "analysis of final", ""]  # fmt: skip
+_TEXTS = [
+    "Hello there",
+    "é🙂 naïve 你好",
+    '{"city": "Zürich \\"x\\""}',
+    "<b> a < b",
+    "to=functions.x",
+    "spelled <|start|> and <|end|>",
+    "\n\n",
+    "to be or not",
+    "analysis of final",
+    "",
+]
 _HEADERS: list[list[str]] = [
     ["<|channel|>", "analysis"],
     ["<|channel|>", "final"],

@@ -38,8 +38,10 @@ def test_little_of_a_block_is_left_empty(windows: list[int]) -> None:
 
 def test_layers_without_windows_are_one_group() -> None:
     assert KVLayout.of([ALL] * 3, 1, keeps_hidden=True) == (
-        (ALL,), (Place(0, 0), Place(0, 1), Place(0, 2), Place(0, 3)), 3,
-    )  # fmt: skip
+        (ALL,),
+        (Place(0, 0), Place(0, 1), Place(0, 2), Place(0, 3)),
+        3,
+    )
     assert KVLayout.of([], 0, keeps_hidden=False).windows == (ALL,)  # recurrent layers alone
 
 

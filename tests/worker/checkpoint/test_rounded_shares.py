@@ -113,14 +113,24 @@ def test_what_is_wanted_of_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("wanted", "held", "device", "message"),
     [
-        ("int8", None, "cuda", "not quantised, and on cuda it can be rounded while it is loaded to fp8"),
-        ("awq", None, "cpu", "not quantised, and on cpu it can be rounded while it is loaded to int8, int4, fp8"),
+        (
+            "int8",
+            None,
+            "cuda",
+            "not quantised, and on cuda it can be rounded while it is loaded to fp8",
+        ),
+        (
+            "awq",
+            None,
+            "cpu",
+            "not quantised, and on cpu it can be rounded while it is loaded to int8, int4, fp8",
+        ),
         ("bitsandbytes", None, "cpu", "not quantised, and on cpu it can be rounded"),
         ("int8", "awq", "cpu", "quantised by 'awq', and it is served as it is stored"),
         ("fp8", "gguf", "cpu", "quantised by 'gguf', and it is served as it is stored"),
         ("awq", "gptq", "cuda", "quantised by 'gptq', and it is served as it is stored"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_in_a_line(
     wanted: str, held: str | None, device: str, message: str
 ) -> None:

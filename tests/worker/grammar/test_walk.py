@@ -57,8 +57,14 @@ def next_of(walk: Walk) -> set[int]:
 
 def test_only_what_belongs_to_the_grammar_comes_next(matcher: Matcher, spell: Tokenizer) -> None:
     walk = Walk(matcher(WORD), [], [EOS])
-    letters = {t for t in range(3, VOCAB) if (text := spell.decode([t])).isalpha()
-               and text.islower() and text.isascii() and len(text) <= 3}  # fmt: skip
+    letters = {
+        t
+        for t in range(3, VOCAB)
+        if (text := spell.decode([t])).isalpha()
+        and text.islower()
+        and text.isascii()
+        and len(text) <= 3
+    }
     assert next_of(walk) == letters
     walk.advance(ids_of(spell, "b")[0])
     assert next_of(walk) == {EOS, *(t for t in letters if len(spell.decode([t])) <= 2)}

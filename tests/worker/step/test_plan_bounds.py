@@ -143,13 +143,15 @@ WRONG_GROUPS: dict[str, Callable[[pb.StepPlan], object]] = {
     "given back twice": lambda p: p.release_slots.__setitem__(0, 3),
     "more than a table holds": lambda p: p.release_counts.__setitem__(1, 5),
     "one table twice": lambda p: (
-        p.extend_slots.__setitem__(0, 2), p.extend_groups.__setitem__(0, 1),
+        p.extend_slots.__setitem__(0, 2),
+        p.extend_groups.__setitem__(0, 1),
     ),
     "too much behind a hidden prefix": lambda p: (
-        p.extend_slots.__setitem__(0, 1), p.extend_groups.__setitem__(0, 1),
+        p.extend_slots.__setitem__(0, 1),
+        p.extend_groups.__setitem__(0, 1),
         p.release_counts.__setitem__(0, 3),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", WRONG_GROUPS)

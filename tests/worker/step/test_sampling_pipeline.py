@@ -28,16 +28,19 @@ SHAPING = {
     "repetition below one": params(repetition_penalty=0.6),
     "presence": params(presence_penalty=1.5),
     "frequency": params(frequency_penalty=-0.8),
-    "all penalties": params(
-        repetition_penalty=1.2, presence_penalty=-0.5, frequency_penalty=0.9
-    ),
+    "all penalties": params(repetition_penalty=1.2, presence_penalty=-0.5, frequency_penalty=0.9),
     "bad_words": params(bad_words=[[4], [1, 2], [5, 6, 7], [1, 1, 1, 1]]),
     "everything": params(
-        allowed_token_ids=list(range(1, 40, 2)), logit_bias={5: 4.0}, min_tokens=6,
-        stop_token_ids=[5], repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2,
+        allowed_token_ids=list(range(1, 40, 2)),
+        logit_bias={5: 4.0},
+        min_tokens=6,
+        stop_token_ids=[5],
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
         bad_words=[[1], [1, 3]],
     ),
-}  # fmt: skip
+}
 DRAWING = {
     "greedy": params(),
     "temperature": params(temperature=0.7, seed=2**63 + 5),
@@ -149,8 +152,14 @@ def test_neighbours_change_nothing(threads: int) -> None:
 
 def test_history_of_a_window_holds_its_earlier_drafts() -> None:
     """Rows of one slot at growing lengths see what stands in the table, no more and no less."""
-    p = params(repetition_penalty=1.5, frequency_penalty=0.5, bad_words=[[2, 3]], min_tokens=3,
-               stop_token_ids=[1], temperature=0.9)  # fmt: skip
+    p = params(
+        repetition_penalty=1.5,
+        frequency_penalty=0.5,
+        bad_words=[[2, 3]],
+        min_tokens=3,
+        stop_token_ids=[1],
+        temperature=0.9,
+    )
     case = _case([p] * 4)
     slot, length = torch.tensor([2] * 5), torch.arange(PROMPT, PROMPT + 5)
     logits = torch.randn(5, V, generator=torch.Generator().manual_seed(SEED))

@@ -55,9 +55,15 @@ def _pairs_chi_square(ids: torch.Tensor, exact: list[float]) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_total_variation(name: str) -> None:
     p = CASES[name]
-    exact = distribution([x + p.logit_bias.get(i, 0.0) if not p.allowed_token_ids or i in
-                          p.allowed_token_ids else -math.inf
-                          for i, x in enumerate(LOGITS.tolist())], p)  # fmt: skip
+    exact = distribution(
+        [
+            x + p.logit_bias.get(i, 0.0)
+            if not p.allowed_token_ids or i in p.allowed_token_ids
+            else -math.inf
+            for i, x in enumerate(LOGITS.tolist())
+        ],
+        p,
+    )
     ids = _draws(p)
     assert _total_variation(ids, exact) < 0.005
     assert abs(_pairs_chi_square(ids, exact)) < 5

@@ -38,10 +38,14 @@ def test_tables_of_all_groups_follow() -> None:
     slots = Slots(3, max_model_len=40, max_draft_tokens=1, block_size=BLOCK, windows=WINDOWS)
     memory, ids = SlotMemory(slots, torch.device("cpu")), list(range(30))
     plan = pb.StepPlan(
-        release_slots=[2, 2], release_groups=[1, 2], release_counts=[1, 2],
-        extend_slots=[2, 2, 2], extend_groups=[0, 1, 2], extend_counts=[3, 2, 1],
+        release_slots=[2, 2],
+        release_groups=[1, 2],
+        release_counts=[1, 2],
+        extend_slots=[2, 2, 2],
+        extend_groups=[0, 1, 2],
+        extend_counts=[3, 2, 1],
         block_ids=[1, 2, 3, 4, 5, 6],
-    )  # fmt: skip
+    )
     plan.admissions.add(
         slot=2, slot_epoch=1, token_ids=ids, prompt_len=30, max_len=40, num_cached=11
     )
@@ -50,15 +54,21 @@ def test_tables_of_all_groups_follow() -> None:
     assert tables == [[1, 2, 3, 0], [0, 4, 5, 0], [0, 0, 6, 0]]
     slots.committed[2] = 20
     plan = pb.StepPlan(
-        release_slots=[2, 2], release_groups=[2, 1], release_counts=[2, 2],
-        extend_slots=[2, 2], extend_groups=[1, 0], extend_counts=[3, 2],
+        release_slots=[2, 2],
+        release_groups=[2, 1],
+        release_counts=[2, 2],
+        extend_slots=[2, 2],
+        extend_groups=[1, 0],
+        extend_counts=[3, 2],
         block_ids=[7, 8, 9, 10, 11],
-    )  # fmt: skip
+    )
     apply(slots, memory, plan)
     state = memory.state
     assert torch.equal(state.block_tables[:, :3], torch.from_numpy(slots.block_tables))
     assert state.block_tables[:, 2, :6].tolist() == [
-        [1, 2, 3, 10, 11, 0], [0, 0, 0, 7, 8, 9], [0, 0, 0, 0, 0, 0],
-    ]  # fmt: skip
+        [1, 2, 3, 10, 11, 0],
+        [0, 0, 0, 7, 8, 9],
+        [0, 0, 0, 0, 0, 0],
+    ]
     assert not state.block_tables[:, [0, 1, 3]].any()
     assert state.tokens[2, :30].tolist() == ids

@@ -87,7 +87,7 @@ class Products:
 
     def partials(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> PartialSums:  # fmt: skip
+    ) -> PartialSums:
         """Return the product before its last steps. Types other than SERVED use splits in both
         families."""
         if packed.scales is None and self.family is ProductFamily.CUBLAS:

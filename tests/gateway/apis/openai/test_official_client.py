@@ -109,9 +109,11 @@ JSON = st.recursive(
     | st.sampled_from([1 << 31, 1 << 63, -(1 << 63), 10**30])
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 GOOD: dict[str, Any] = {
     "max_tokens": 2,
     "temperature": 0.5,
@@ -162,9 +164,11 @@ async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) 
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=st.tuples(st.just("/v1/chat/completions"), CHATS)
-           | st.tuples(st.just("/v1/completions"), COMPLETIONS)
-           | st.tuples(st.just("/tokenize"), CHATS))  # fmt: skip
+    @given(
+        case=st.tuples(st.just("/v1/chat/completions"), CHATS)
+        | st.tuples(st.just("/v1/completions"), COMPLETIONS)
+        | st.tuples(st.just("/tokenize"), CHATS)
+    )
     def fuzz(case: tuple[str, dict[str, Any]]) -> None:
         asyncio.run_coroutine_threadsafe(send(*case), loop).result(timeout=20)
 

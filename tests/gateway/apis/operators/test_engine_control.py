@@ -57,10 +57,14 @@ async def test_the_key_may_be_the_password_of_a_url(open_stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("path", "param"),
     [
-        *(("/sleep?level=3", "level"), ("/sleep?level=-1", "level"), ("/sleep?level=deep", "level")),
-        *(("/sleep?mode=now", "mode"), ("/pause?mode=", "mode"), ("/sleep?scheduler=x:1", "scheduler")),
+        ("/sleep?level=3", "level"),
+        ("/sleep?level=-1", "level"),
+        ("/sleep?level=deep", "level"),
+        ("/sleep?mode=now", "mode"),
+        ("/pause?mode=", "mode"),
+        ("/sleep?scheduler=x:1", "scheduler"),
     ],
-)  # fmt: skip
+)
 async def test_unknown_words_are_refused(open_stack: Stack, path: str, param: str) -> None:
     response = await open_stack.client.post(path, headers=KEY)
     assert response.status_code == (404 if param == "scheduler" else 400)

@@ -37,9 +37,16 @@ DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "windows": ({"layer_types": [SLIDING, FULL], "target_layer_ids": (1, 2, 3)}, {}),
     "every layer slides": (
         {"layer_types": [SLIDING, SLIDING], "target_layer_ids": (4,)},
-        {"layer_types": [FULL, FULL], "dflash_config": {
-            "use_swa": True, "swa_window_size": 6, "mask_token_id": MASK, "target_layer_ids": [4],
-        }, "sliding_window": 9},
+        {
+            "layer_types": [FULL, FULL],
+            "dflash_config": {
+                "use_swa": True,
+                "swa_window_size": 6,
+                "mask_token_id": MASK,
+                "target_layer_ids": [4],
+            },
+            "sliding_window": 9,
+        },
     ),
     "causal": ({"layer_types": [FULL], "causal": KINDS, "target_layer_ids": (0, 1)}, {}),
     "speculators": (
@@ -50,7 +57,7 @@ DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"layer_types": [FULL], "target_layer_ids": (1, 3)},
         {"speculators": True, "draft_vocab_size": len(IDS)},
     ),
-}  # fmt: skip
+}
 
 
 # Makes a model of 160 tokens and five layers or more.
