@@ -19,6 +19,8 @@ _TASK_OWNERS = re.compile(r"^(self\.)?_?(tasks|group|task_group)\.create_task$")
 _MACHINE_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work|mnt|tmp/[a-z]+-)/?[\w.-]*")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WAITS = re.compile(r"(What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those)\b")
+_OWN_LAYOUT = re.compile(r"# fmt: (skip|off)$", re.MULTILINE)
+_MOST_OWN_LAYOUTS = 58  # only ever lowered; the aim is 20
 _TEXT = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".proto", ".txt", ".c", ".h", ""}
 
 
@@ -61,7 +63,8 @@ def test_the_formatter_wins() -> None:
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple)
     )
     assert _places(packed) == []
-    assert [source.name for source in plain if "# fmt: " in source.text] == []
+    assert [source.name for source in plain if _OWN_LAYOUT.search(source.text)] == []
+    assert sum(len(_OWN_LAYOUT.findall(s.text)) for s in sources()) <= _MOST_OWN_LAYOUTS
 
 
 def test_nothing_prints() -> None:

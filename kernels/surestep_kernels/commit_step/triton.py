@@ -30,10 +30,18 @@ def _is_stop(tokens, window, cu_ptr, ids_ptr):
 
 @triton.jit
 def _accept_window(
-    row, window, n_drafts, K,
-    draft_ids_ptr, chosen_ptr, status_ptr, cu_windows_ptr, cu_stops_ptr, stop_ids_ptr,
+    row,
+    window,
+    n_drafts,
+    K,
+    draft_ids_ptr,
+    chosen_ptr,
+    status_ptr,
+    cu_windows_ptr,
+    cu_stops_ptr,
+    stop_ids_ptr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Return tokens [K+1] of a window, the emitted and accepted counts, and the first status."""
     w, column = tl.maximum(window, 0).to(tl.int64), tl.arange(0, BLOCK)
     has = window + tl.zeros_like(column) >= 0  # [K+1], all alike
@@ -64,18 +72,29 @@ def _accept_window(
 @DependentKernel
 @triton.jit
 def _commit_kernel(
-    slot_ptr, cu_rows_ptr, advances_ptr, catch_up_ptr, window_ptr,  # i32[R], cu i32[R+1]
+    slot_ptr,  # i32[R]
+    cu_rows_ptr,  # i32[R+1]
+    advances_ptr,  # i32[R]
+    catch_up_ptr,  # i32[R]
+    window_ptr,  # i32[R]
     draft_ids_ptr,  # i32[R, K]
     counts_ptr,  # i32[R]
-    chosen_ptr, status_ptr,  # i32[N]
-    cu_windows_ptr, cu_stops_ptr,  # i32[V+1]
+    chosen_ptr,  # i32[N]
+    status_ptr,  # i32[N]
+    cu_windows_ptr,  # i32[V+1]
+    cu_stops_ptr,  # i32[V+1]
     stop_ids_ptr,  # i32[..]
     tokens_ptr,  # i32[S, W]
-    committed_ptr, known_ptr, folded_ptr, drafter_len_ptr,  # i32[S]
+    committed_ptr,  # i32[S]
+    known_ptr,  # i32[S]
+    folded_ptr,  # i32[S]
+    drafter_len_ptr,  # i32[S]
     report_ptr,  # i32[R, _FACTS + K + 1]
-    S, W, K,
+    S,
+    W,
+    K,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + row)
@@ -84,9 +103,18 @@ def _commit_kernel(
     real = slot < S - 1
     window = tl.where(real, tl.load(window_ptr + row), -1)
     tokens, n_emitted, n_accepted, status = _accept_window(
-        row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
-        cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
-    )  # fmt: skip
+        row,
+        window,
+        n_drafts,
+        K,
+        draft_ids_ptr,
+        chosen_ptr,
+        status_ptr,
+        cu_windows_ptr,
+        cu_stops_ptr,
+        stop_ids_ptr,
+        BLOCK,
+    )
     start, known = tl.load(committed_ptr + slot), tl.load(known_ptr + slot)
     advances = tl.where(real, tl.load(advances_ptr + row), 0)
     count = tl.load(cu_rows_ptr + row + 1) - tl.load(cu_rows_ptr + row)
@@ -121,11 +149,27 @@ def commit_step(
     report = torch.empty(shape, dtype=torch.int32, device=rows.slot.device)
     if num_rows:
         _commit_kernel[(num_rows,)](
-            rows.slot, rows.cu_rows, rows.advances, rows.catch_up, rows.window,
-            drafts.ids, drafts.counts, chosen.ids, chosen.status,
-            rows.cu_windows, stops.cu, stops.ids,
-            state.tokens, state.committed, state.known, state.folded, state.drafter_len,
-            report, lines, width, num_drafts,
+            rows.slot,
+            rows.cu_rows,
+            rows.advances,
+            rows.catch_up,
+            rows.window,
+            drafts.ids,
+            drafts.counts,
+            chosen.ids,
+            chosen.status,
+            rows.cu_windows,
+            stops.cu,
+            stops.ids,
+            state.tokens,
+            state.committed,
+            state.known,
+            state.folded,
+            state.drafter_len,
+            report,
+            lines,
+            width,
+            num_drafts,
             BLOCK=triton.next_power_of_2(num_drafts + 1),
-        )  # fmt: skip
+        )
     return report

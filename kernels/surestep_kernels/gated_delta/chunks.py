@@ -89,10 +89,24 @@ def _chunk_matrices_kernel(
 
 @triton.jit
 def _run_chunk(
-    state, out_ptr, qkv_ptr, q_ptr, k_ptr, log_decays_ptr, solve_ptr, mix_ptr, first,
-    head, i, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    state,
+    out_ptr,
+    qkv_ptr,
+    q_ptr,
+    k_ptr,
+    log_decays_ptr,
+    solve_ptr,
+    mix_ptr,
+    first,
+    head,
+    i,
+    j,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """Return the state after tokens first..first+CHUNK; store outputs."""
     t = tl.arange(0, CHUNK)
     at = first + t
@@ -162,9 +176,24 @@ def _run_chunks_kernel(
     tl.debug_barrier()  # a thread may overwrite what another reads
     for start in range(0, chunked, CHUNK):
         state = _run_chunk(
-            state, out_ptr, qkv_ptr, q_ptr, k_ptr, log_decays_ptr, solve_ptr, mix_ptr,
-            first + start, head, i, j, HK, HV, DK, DV, CHUNK,
-        )  # fmt: skip
+            state,
+            out_ptr,
+            qkv_ptr,
+            q_ptr,
+            k_ptr,
+            log_decays_ptr,
+            solve_ptr,
+            mix_ptr,
+            first + start,
+            head,
+            i,
+            j,
+            HK,
+            HV,
+            DK,
+            DV,
+            CHUNK,
+        )
         if start + CHUNK == copy_at:
             tl.store(snapshots_ptr + (line * HV + head) * DK * DV + tile, state, mask=mask)
     tl.store(state_at, state, mask=mask)

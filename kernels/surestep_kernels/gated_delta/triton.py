@@ -65,10 +65,28 @@ def _fold_records(
 
 @triton.jit
 def _run_tokens(
-    state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, decays_ptr, deltas, first, count,
-    window, copy_at, copy_to, head, i, j,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, RECORDS: tl.constexpr,
-):  # fmt: skip
+    state,
+    out_ptr,
+    qkv_ptr,
+    q_ptr,
+    k_ptr,
+    betas_ptr,
+    decays_ptr,
+    deltas,
+    first,
+    count,
+    window,
+    copy_at,
+    copy_to,
+    head,
+    i,
+    j,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    RECORDS: tl.constexpr,
+):
     """Return the state after tokens first..first+count; store outputs and a window's deltas."""
     for t in range(count):
         at = first + t
@@ -141,14 +159,33 @@ def _gated_delta_kernel(
     state = tl.load(state_at, mask=begun[:, None] & (j < DV)[None, :], other=0.0)
     state = _fold_records(
         state, keys, decays, deltas, pending, copy_at, copy_to, i, j, HK, HV, DK, DV
-    )  # fmt: skip
+    )
     tl.debug_barrier()  # from here on threads may overwrite what other threads had to read
     if window:
         tl.store(state_at, state, mask=mask)
     state = _run_tokens(
-        state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, new_decays_ptr, deltas, first, count,
-        window, copy_at - pending - chunked, copy_to, head, i, j, HK, HV, DK, DV, RECORDS,
-    )  # fmt: skip
+        state,
+        out_ptr,
+        qkv_ptr,
+        q_ptr,
+        k_ptr,
+        betas_ptr,
+        new_decays_ptr,
+        deltas,
+        first,
+        count,
+        window,
+        copy_at - pending - chunked,
+        copy_to,
+        head,
+        i,
+        j,
+        HK,
+        HV,
+        DK,
+        DV,
+        RECORDS,
+    )
     if not window:
         tl.store(state_at, state, mask=mask)
 

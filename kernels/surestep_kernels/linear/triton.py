@@ -59,9 +59,19 @@ _FP32 = Tiles(16, TILE_ROWS, num_warps=4, num_stages=2, apart=True)  # no matrix
 
 @triton.jit
 def group_sums(
-    x_ptr, rows, words, zeros, M, K, group, groups,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    rows,
+    words,
+    zeros,
+    M,
+    K,
+    group,
+    groups,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Return the codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
     k, here = tl.arange(0, BLOCK_K), (rows < M)[:, None]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -84,7 +94,7 @@ def group_sums(
 @triton.jit
 def _add_mxfp4(
     acc, x_ptr, rows, words, exponents, M, K, step, BLOCK_K: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+):
     """Add to acc f32[ROWS, rows] the product of a step's two groups."""
     k, here = step * BLOCK_K + tl.arange(0, BLOCK_K), (rows < M)[:, None]
     x = tl.load(x_ptr + rows[:, None] * K + k[None, :], mask=here & (k < K)[None, :], other=0.0)
@@ -94,10 +104,25 @@ def _add_mxfp4(
 
 @triton.jit
 def quantized_sums(
-    x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns, row_blocks, M, N, K,
-    first, last, groups, per_split,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    x_scales_ptr,
+    words_ptr,
+    scales_ptr,
+    rows,
+    columns,
+    row_blocks,
+    M,
+    N,
+    K,
+    first,
+    last,
+    groups,
+    per_split,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """Return groups first..last of W x^T: f32[columns, rows]; with SPLITS, split by split.
 
     `row_blocks` are the row blocks of the tile's words, whose rows are the weight's `columns`
@@ -165,10 +190,25 @@ def _linear_kernel(
         first = tl.program_id(2) * per_split
         last = tl.minimum(first + per_split, groups)
     total = quantized_sums(
-        x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns,
-        tl.program_id(1) * (BLOCK_N // 16) + block, M, N, K, first, last, groups, per_split,
-        GROUP, BLOCK_K, FORMAT, SPLITS,
-    )  # fmt: skip
+        x_ptr,
+        x_scales_ptr,
+        words_ptr,
+        scales_ptr,
+        rows,
+        columns,
+        tl.program_id(1) * (BLOCK_N // 16) + block,
+        M,
+        N,
+        K,
+        first,
+        last,
+        groups,
+        per_split,
+        GROUP,
+        BLOCK_K,
+        FORMAT,
+        SPLITS,
+    )
     store_tile(out_ptr, tl.trans(total), bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 

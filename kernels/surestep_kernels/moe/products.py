@@ -48,18 +48,45 @@ def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _quantized(
-    x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
-    E: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    x_scales_ptr,
+    at,
+    lines,
+    columns,
+    block,
+    num_lines,
+    N,
+    K,
+    E: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
     """Return quantized_sums of the weight whose addresses are `at`."""
     words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
     scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
     scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
     groups = tl.cdiv(K, GROUP)
     return quantized_sums(
-        x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
-        0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
-    )  # fmt: skip
+        x_ptr,
+        x_scales_ptr,
+        words,
+        scales,
+        lines,
+        columns,
+        block,
+        num_lines,
+        N,
+        K,
+        0,
+        groups,
+        groups,
+        groups,
+        GROUP,
+        BLOCK_K,
+        FORMAT,
+        SPLITS=False,
+    )
 
 
 @DependentKernel
@@ -106,15 +133,26 @@ def _experts_kernel(
         block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
         block = begin // 16 + block % (PART // 16) + block // (PART // 16) * (width // 16)
         out = _quantized(
-            x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
-            E, GROUP, BLOCK_K, FORMAT,
-        )  # fmt: skip
+            x_ptr,
+            x_scales_ptr,
+            at,
+            lines,
+            columns,
+            block,
+            num_lines,
+            N,
+            K,
+            E,
+            GROUP,
+            BLOCK_K,
+            FORMAT,
+        )
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
         steps = tl.cdiv(K, BLOCK_K)
         out = plain_sums(
             x_ptr, weight, lines, columns, num_lines, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST=True
-        )  # fmt: skip
+        )
     if HAS_BIAS:
         bias_ptr = tl.load(at + 2 * E).to(x_ptr.dtype)
         out += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]

@@ -27,11 +27,15 @@ def _unless_unusable(new, old):
 @triton.jit
 def _bias_kernel(
     z_ptr,  # f32[N, V]
-    which_ptr, window_ptr,  # i32[P], i32[N]
-    cu_ptr, ids_ptr, values_ptr, only_ptr,  # i32[V+1], i32[..], f32[..], i32[V]
+    which_ptr,  # i32[P]
+    window_ptr,  # i32[N]
+    cu_ptr,  # i32[V+1]
+    ids_ptr,  # i32[..]
+    values_ptr,  # f32[..]
+    only_ptr,  # i32[V]
     V,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     row = tl.load(which_ptr + tl.program_id(0)).to(tl.int64)
     window = tl.load(window_ptr + row)
@@ -47,12 +51,16 @@ def _bias_kernel(
 @triton.jit
 def _count_kernel(
     counts_ptr,  # i32[P, V] zeros; then 1 for a token of the history, 2 more for each in the output
-    which_ptr, window_ptr, slot_ptr, length_ptr,  # i32[P], i32[N]
+    which_ptr,  # i32[P]
+    window_ptr,  # i32[N]
+    slot_ptr,  # i32[N]
+    length_ptr,  # i32[N]
     tokens_ptr,  # i32[S, W]
     prompt_len_ptr,  # i32[V]
-    V, W,
+    V,
+    W,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(which_ptr + index).to(tl.int64)
@@ -72,11 +80,14 @@ def _count_kernel(
 def _penalise_kernel(
     z_ptr,  # f32[N, V]
     counts_ptr,  # i32[P, V]
-    which_ptr, window_ptr,  # i32[P], i32[N]
-    repetition_ptr, presence_ptr, frequency_ptr,  # f32[V]
+    which_ptr,  # i32[P]
+    window_ptr,  # i32[N]
+    repetition_ptr,  # f32[V]
+    presence_ptr,  # f32[V]
+    frequency_ptr,  # f32[V]
     V,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(which_ptr + index).to(tl.int64)
@@ -97,11 +108,19 @@ def _penalise_kernel(
 @triton.jit
 def _forbid_kernel(
     z_ptr,  # f32[N, V]
-    which_ptr, window_ptr, slot_ptr, length_ptr,  # i32[P], i32[N]
+    which_ptr,  # i32[P]
+    window_ptr,  # i32[N]
+    slot_ptr,  # i32[N]
+    length_ptr,  # i32[N]
     tokens_ptr,  # i32[S, W]
-    cu_ptr, cu_ids_ptr, ids_ptr, until_ptr, first_ptr,  # see Forbidden
-    V, W,
-):  # fmt: skip
+    cu_ptr,  # see Forbidden
+    cu_ids_ptr,  # see Forbidden
+    ids_ptr,  # see Forbidden
+    until_ptr,  # see Forbidden
+    first_ptr,  # see Forbidden
+    V,
+    W,
+):
     wait_for_earlier_kernels()
     row = tl.load(which_ptr + tl.program_id(0)).to(tl.int64)
     window, length = tl.load(window_ptr + row), tl.load(length_ptr + row)
@@ -127,9 +146,10 @@ def _mask_kernel(
     z_ptr,  # f32[N, V]
     which_ptr,  # i32[P]
     words_ptr,  # i32[P, num_words]
-    V, num_words,
+    V,
+    num_words,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(which_ptr + index).to(tl.int64)
@@ -157,9 +177,16 @@ def shape_logits(z: Tensor, positions: Positions, shaping: Shaping) -> None:
 def _bias(z: Tensor, positions: Positions, biases: Biases) -> None:
     grid = len(biases.which), triton.cdiv(z.shape[1], _BLOCK)
     _bias_kernel[grid](
-        z, biases.which, positions.window, biases.cu, biases.ids, biases.values, biases.only,
-        z.shape[1], BLOCK=_BLOCK,
-    )  # fmt: skip
+        z,
+        biases.which,
+        positions.window,
+        biases.cu,
+        biases.ids,
+        biases.values,
+        biases.only,
+        z.shape[1],
+        BLOCK=_BLOCK,
+    )
 
 
 def _penalise(z: Tensor, positions: Positions, penalties: Penalties) -> None:
@@ -167,22 +194,48 @@ def _penalise(z: Tensor, positions: Positions, penalties: Penalties) -> None:
     width = positions.tokens.shape[1]
     counts = torch.zeros(count, vocab, dtype=torch.int32, device=z.device)
     _count_kernel[count, triton.cdiv(width, _BLOCK)](
-        counts, penalties.which, positions.window, positions.slot, positions.length,
-        positions.tokens, penalties.prompt_len, vocab, width, BLOCK=_BLOCK,
-    )  # fmt: skip
+        counts,
+        penalties.which,
+        positions.window,
+        positions.slot,
+        positions.length,
+        positions.tokens,
+        penalties.prompt_len,
+        vocab,
+        width,
+        BLOCK=_BLOCK,
+    )
     # Products and sums are rounded one by one, as on the CPU.
     _penalise_kernel[count, triton.cdiv(vocab, _BLOCK)](
-        z, counts, penalties.which, positions.window, penalties.repetition, penalties.presence,
-        penalties.frequency, vocab, BLOCK=_BLOCK, enable_fp_fusion=False,
-    )  # fmt: skip
+        z,
+        counts,
+        penalties.which,
+        positions.window,
+        penalties.repetition,
+        penalties.presence,
+        penalties.frequency,
+        vocab,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=False,
+    )
 
 
 def _forbid(z: Tensor, positions: Positions, forbidden: Forbidden) -> None:
     _forbid_kernel[(len(forbidden.which),)](
-        z, forbidden.which, positions.window, positions.slot, positions.length, positions.tokens,
-        forbidden.cu, forbidden.cu_ids, forbidden.ids, forbidden.until, forbidden.first,
-        z.shape[1], positions.tokens.shape[1],
-    )  # fmt: skip
+        z,
+        forbidden.which,
+        positions.window,
+        positions.slot,
+        positions.length,
+        positions.tokens,
+        forbidden.cu,
+        forbidden.cu_ids,
+        forbidden.ids,
+        forbidden.until,
+        forbidden.first,
+        z.shape[1],
+        positions.tokens.shape[1],
+    )
 
 
 def _mask(z: Tensor, masks: Masks) -> None:
