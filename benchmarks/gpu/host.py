@@ -28,7 +28,7 @@ from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.step.batch import Extras, Geometry, StepColumns
 from surestep_worker.step.buckets import (
-    Bucket,
+    StepSize,
     find_bucket,
     in_order,
     make_buckets,
@@ -98,7 +98,9 @@ def make(
     return StepColumns.of(geometry, table, rows.max_drafts), geometry
 
 
-def _bucket(columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int) -> Bucket | None:
+def _bucket(
+    columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int
+) -> StepSize | None:
     size = step_size(columns, geometry)
     return (
         find_bucket(size, in_order(make_buckets(num_slots, 1, 8192))) if size is not None else None

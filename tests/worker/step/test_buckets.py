@@ -19,10 +19,10 @@ from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.step.batch import Extras, Geometry, ScoredPositions, StepColumns
 from surestep_worker.step.buckets import (
-    Bucket,
     StepSize,
     find_bucket,
     in_order,
+    make_bucket,
     make_buckets,
     padding,
     step_size,
@@ -85,7 +85,7 @@ def test_a_step_gets_the_least_that_has_room(
     tokens = rows - 1 + max(window, prompt) + min(others, rows - 1)
     size = StepSize(rows, window, tokens, max(window, prompt), rows - 1 + window, stops)
     found = find_bucket(size, in_order(buckets))
-    fits = [b for b in buckets if all(map(le, size, b.room))]
+    fits = [b for b in buckets if all(map(le, size, b))]
     assert (found is None) == (not fits)
     if found is not None:
         assert all(b.window >= found.window for b in fits)
@@ -138,7 +138,7 @@ def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
     size = step_size(columns, geometry)
     assert size is not None
     tokens, count = size.tokens + 5 * more, size.rows + more
-    bucket = Bucket(count, 4, tokens, tokens)
+    bucket = make_bucket(count, 4, tokens, tokens)
     empty = padding(bucket, slots.num_slots, has_draft_head=False)
     input_buffer = InputBuffer([empty], CPU)
     layout = Layout(empty, input_buffer.words)

@@ -13,7 +13,7 @@ import torch
 from surestep_kernels.step_columns import HostColumn
 from surestep_worker.step import graphs as module
 from surestep_worker.step.batch import StepColumns
-from surestep_worker.step.buckets import Bucket, StepSize, make_buckets, padding
+from surestep_worker.step.buckets import StepSize, make_buckets, padding
 from surestep_worker.step.forward import PassOutputs
 from surestep_worker.step.graphs import GraphKind, Graphs
 
@@ -32,7 +32,7 @@ class Steps:
         self.breaks = False
         self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
 
-    def _padding(self, bucket: Bucket) -> StepColumns[HostColumn]:
+    def _padding(self, bucket: StepSize) -> StepColumns[HostColumn]:
         return padding(bucket, NULL_SLOT, has_draft_head=False)
 
     def _run(self, columns: StepColumns, kind: GraphKind) -> PassOutputs:

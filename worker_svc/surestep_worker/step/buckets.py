@@ -33,54 +33,36 @@ _LEAST_PROMPTS = 32  # tokens of the smallest step with prompts
 _STOPS = 8  # stop ids per row, shared by all rows
 
 
-class Bucket(NamedTuple):
-    """The largest step of a captured shape; smaller steps are padded.
+class StepSize(NamedTuple):
+    """Sizes of a step; those of a bucket are the largest of a captured shape, and the others are
+    padded to them.
 
-    There are two kinds: windows alone, and windows among prompts of any lengths.
+    There are two kinds of buckets: windows alone, and windows among prompts of any lengths.
     """
 
     rows: int
     window: int  # sampled positions of a row
     tokens: int  # of all rows together; the same for positions that a drafter catches up with
     longest: int  # tokens of a row
-
-    @property
-    def positions(self) -> int:
-        """Return the sampled positions of all rows together."""
-        return min(self.rows * self.window, self.tokens)
-
-    @property
-    def stops(self) -> int:
-        """Return the stop ids of all rows together."""
-        return self.rows * _STOPS
-
-    @property
-    def room(self) -> StepSize:
-        """Return the size of the largest step that fits."""
-        return StepSize(*self, self.positions, self.stops)
+    positions: int  # sampled ones, of all rows together
+    stops: int  # stop ids of all rows together
 
 
-class StepSize(NamedTuple):
-    """The sizes of a step that a bucket bounds."""
-
-    rows: int
-    window: int
-    tokens: int
-    longest: int
-    positions: int
-    stops: int
+def make_bucket(rows: int, window: int, tokens: int, longest: int) -> StepSize:
+    """Return a bucket with room for whatever its rows and tokens may bring along."""
+    return StepSize(rows, window, tokens, longest, min(rows * window, tokens), rows * _STOPS)
 
 
-def make_buckets(max_rows: int, max_window: int, max_tokens: int) -> list[Bucket]:
+def make_buckets(max_rows: int, max_window: int, max_tokens: int) -> list[StepSize]:
     """Return all buckets, the largest first, whose memory those captured later share."""
     windows = (
-        Bucket(rows, window, rows * window, window)
+        make_bucket(rows, window, rows * window, window)
         for window in _doubling(max_window)
         for rows in _steps(max_rows)
         if rows * window <= max(_MOST_TOKENS, max_window)
     )
     prompts = (
-        Bucket(rows, max_window, tokens, tokens)
+        make_bucket(rows, max_window, tokens, tokens)
         for tokens in _steps(min(max_tokens, _MOST_TOKENS))
         for rows in {min(tokens, max_rows, count) for count in (8, 64, max_rows)}
         if tokens >= _LEAST_PROMPTS
@@ -88,18 +70,17 @@ def make_buckets(max_rows: int, max_window: int, max_tokens: int) -> list[Bucket
     return sorted({*windows, *prompts}, key=lambda b: (b.tokens, b.positions, b), reverse=True)
 
 
-def in_order(buckets: Iterable[Bucket]) -> list[tuple[StepSize, Bucket]]:
-    """Return buckets with their room, in the order in which they are tried for a step.
+def in_order(buckets: Iterable[StepSize]) -> list[StepSize]:
+    """Return buckets in the order in which they are tried for a step.
 
     Narrow windows come first: a captured drafter always fills the whole window.
     """
-    ordered = sorted(buckets, key=lambda b: (b.window, b.longest, b.tokens, b.rows))
-    return [(bucket.room, bucket) for bucket in ordered]
+    return sorted(buckets, key=lambda b: (b.window, b.longest, b.tokens, b.rows))
 
 
-def find_bucket(size: StepSize, ordered: Iterable[tuple[StepSize, Bucket]]) -> Bucket | None:
+def find_bucket(size: StepSize, ordered: Iterable[StepSize]) -> StepSize | None:
     """Return the first bucket that has room for a step of this size, None if none has."""
-    return next((bucket for room, bucket in ordered if all(map(le, size, room))), None)
+    return next((bucket for bucket in ordered if all(map(le, size, bucket))), None)
 
 
 def _doubling(most: int) -> list[int]:
@@ -233,7 +214,7 @@ def step_size(columns: StepColumns[HostColumn], geometry: Geometry) -> StepSize 
     )
 
 
-def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColumns[HostColumn]:
+def padding(bucket: StepSize, null_slot: int, *, has_draft_head: bool) -> StepColumns[HostColumn]:
     """Return the columns of an empty bucket.
 
     Its rows have the NULL slot and no tokens. Its tokens and positions name the last row or window
@@ -264,7 +245,7 @@ def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColu
     )
 
 
-def _no_drafts(bucket: Bucket) -> HeadInputs[HostColumn]:
+def _no_drafts(bucket: StepSize) -> HeadInputs[HostColumn]:
     rows = bucket.rows
     return HeadInputs(
         token_row=_words(bucket.tokens, rows - 1),

@@ -21,7 +21,7 @@ from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
 from .batch import StepColumns
-from .buckets import Bucket, StepSize, find_bucket, in_order
+from .buckets import StepSize, find_bucket, in_order
 from .forward import PassOutputs
 from .transfer import InputBuffer, Layout, keep_pinned
 
@@ -34,7 +34,7 @@ _MOST_FAILURES = 3  # each costs a pool; what fails so often is not the kind of 
 class GraphKind(NamedTuple):
     """Kind of a graph: a whole step of a bucket, or the part of it that precedes the logits."""
 
-    bucket: Bucket
+    bucket: StepSize
     whole: bool  # serves steps that only choose tokens, from the logits as they are
 
 
@@ -53,8 +53,8 @@ class Graphs:
 
     def __init__(
         self,
-        buckets: Sequence[Bucket],
-        padding: Callable[[Bucket], StepColumns[HostColumn]],
+        buckets: Sequence[StepSize],
+        padding: Callable[[StepSize], StepColumns[HostColumn]],
         run: Run,
         device: torch.device,
     ) -> None:

@@ -27,7 +27,7 @@ from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
 from .batch import Extras, Geometry, LaunchInputs, PooledColumns, StepColumns
-from .buckets import EVERYTHING, Bucket, make_buckets, padding, step_size, warm_up_steps
+from .buckets import EVERYTHING, StepSize, make_buckets, padding, step_size, warm_up_steps
 from .drafting import Drafting, DraftLimits
 from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
 from .graphs import GraphKind, Graphs
@@ -270,7 +270,7 @@ class StepLauncher:
                 graphs.drop(kind)
             self._progress()
 
-    def _padding(self, bucket: Bucket) -> StepColumns[HostColumn]:
+    def _padding(self, bucket: StepSize) -> StepColumns[HostColumn]:
         return padding(
             bucket, self.context.slots.num_slots, has_draft_head=self._drafting.head is not None
         )
