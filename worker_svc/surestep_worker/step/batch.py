@@ -33,17 +33,17 @@ class PromptPositions:
     predictor: IntArray  # [P] token before each, as an index into the batch's tokens
 
 
-class PooledTokens(NamedTuple):
-    """The tokens of a batch that are pooled into vectors, and the vectors that they complete."""
+class Pooled(NamedTuple, Generic[Column]):
+    """The tokens of a step that are pooled into vectors, and the vectors that they complete."""
 
-    slot: IntArray  # [Q] slot of each token
-    token: IntArray  # [Q] its index into the batch's tokens
-    row: IntArray  # [K] row of each complete vector, ascending
-    row_slot: IntArray  # [K] slot of each vector
-    num_tokens: IntArray  # [K] tokens that each vector is the mean of
-    last: IntArray  # [K] the last of its tokens, as an index into the Q above
-    num_labels: IntArray  # [K] tokens whose logits are the vector instead; 0 = it is a mean
-    label_ids: IntArray  # [K, L] these tokens, followed by whatever
+    slot: Column  # i32[Q] slot of each token
+    token: Column  # i32[Q] its index into the batch's tokens
+    row: Column  # i32[K] row of each complete vector, ascending
+    row_slot: Column  # i32[K] slot of each vector
+    num_tokens: Column  # i32[K] tokens that each vector is the mean of
+    last: Column  # i32[K] the last of its tokens, as an index into the Q above
+    num_labels: Column  # i32[K] tokens whose logits are the vector instead; 0 = it is a mean
+    label_ids: Column  # i32[K, L] these tokens, followed by whatever
 
 
 def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> tuple[IntArray, ...]:
@@ -78,7 +78,7 @@ def prompt_positions(
     )
 
 
-def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> PooledTokens:
+def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pooled[Int32Array]:
     """Return those of a batch whose tokens [T] belong to `row`; row r has tokens cu[r]:cu[r+1]."""
     pooling = slots.pooling[rows.slot]
     complete = rows.mode == pb.POOL
@@ -91,15 +91,15 @@ def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pool
     num_tokens = np.where(pooling[last] == sampling_pb2.MEAN, whole, 1)
     slot = rows.slot[last]
     num_labels = slots.num_labels[slot]
-    return PooledTokens(
-        slot=rows.slot[row[token]],
-        token=token,
-        row=last,
-        row_slot=slot,
-        num_tokens=num_tokens,
-        last=np.searchsorted(token, cu[1:][last] - 1),
-        num_labels=num_labels,
-        label_ids=slots.label_ids[slot, : num_labels.max(initial=0)],
+    return Pooled(
+        slot=_words(rows.slot[row[token]]),
+        token=_words(token),
+        row=_words(last),
+        row_slot=_words(slot),
+        num_tokens=_words(num_tokens),
+        last=_words(np.searchsorted(token, cu[1:][last] - 1)),
+        num_labels=_words(num_labels),
+        label_ids=_words(slots.label_ids[slot, : num_labels.max(initial=0)]),
     )
 
 
@@ -115,8 +115,8 @@ def offsets(counts: IntArray) -> IntArray:
 
 
 _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
-_NOTHING_POOLED = PooledTokens(*np.zeros((8, 0), dtype=np.int64))._replace(
-    label_ids=np.zeros((0, 0), dtype=np.int64)
+_NOTHING_POOLED: Pooled[Int32Array] = Pooled(*np.zeros((8, 0), dtype=np.int32))._replace(
+    label_ids=np.zeros((0, 0), dtype=np.int32)
 )
 
 
@@ -135,7 +135,7 @@ class Geometry:
     position_window: Int32Array  # [N]
     hidden_index: Int32Array  # [N + P + Q] tokens whose final hidden states are read
     prompt: PromptPositions  # P of them
-    pooled: PooledTokens  # Q of them
+    pooled: Pooled[Int32Array]  # Q of them
     adapters: Int32Array | None  # [T] place of each token's adapter, -1 = none; None: none has one
 
     @classmethod
@@ -240,30 +240,6 @@ class StepColumns(NamedTuple, Generic[Column]):
         )
 
 
-class PooledColumns(NamedTuple, Generic[Column]):
-    """The columns of PooledTokens that the device reads."""
-
-    slot: Column  # i32[Q]
-    row_slot: Column  # i32[K]
-    num_tokens: Column  # i32[K]
-    last: Column  # i32[K]
-    label_ids: Column  # i32[K, L]
-
-    @classmethod
-    def of(cls, pooled: PooledTokens) -> PooledColumns[Int32Array] | None:
-        """Return None when nothing is pooled."""
-        if not len(pooled.token):
-            return None
-        columns = (
-            pooled.slot,
-            pooled.row_slot,
-            pooled.num_tokens,
-            pooled.last,
-            pooled.label_ids,
-        )
-        return PooledColumns(*(column.astype(np.int32) for column in columns))
-
-
 class ScoredPositions(NamedTuple, Generic[Column]):
     """Positions whose tokens are scored: M positions of windows, then P positions of prompts."""
 
@@ -277,7 +253,7 @@ class Extras(NamedTuple, Generic[Column]):
     differences: Runs[Column] | None = None  # of the slots, to be applied first
     shaping: Shaping[Column] = Shaping()
     scored: ScoredPositions[Column] | None = None
-    pooled: PooledColumns[Column] | None = None
+    pooled: Pooled[Column] | None = None
     adapters: Column | None = None  # i32[T] place of each token's adapter, -1 = none
 
     @property

@@ -29,7 +29,7 @@ from surestep_worker.layers.context import GroupPages, StepBatch
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
-from .batch import Extras, PooledColumns, StepColumns
+from .batch import Extras, Pooled, StepColumns
 from .drafting import Drafted, Drafting
 from .heartbeat import Phases
 from .logprobs import score_positions
@@ -190,17 +190,17 @@ class SamplingPass:
             return bits
         return bits + self._ops.fingerprint(outputs.choices, rows, valid)
 
-    def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _pool(self, pooled: Pooled | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return means f32[K, H] and label logits f32[K, L] of the rows that complete a vector."""
         nothing = torch.empty(0, 0, device=hidden.device)
-        if columns is None:
+        if pooled is None:
             return nothing, nothing
-        slot, row_slot, num_tokens, last, label_ids = (column.long() for column in columns)
-        self._pooling.add(slot, hidden)
-        means = self._pooling.mean(row_slot, num_tokens)
-        if not label_ids.shape[1]:
+        self._pooling.add(pooled.slot.long(), hidden)
+        means = self._pooling.mean(pooled.row_slot.long(), pooled.num_tokens.long())
+        if not pooled.label_ids.shape[1]:
             return means, nothing
-        return means, self._model.logits(hidden[last]).float().gather(1, label_ids)
+        logits = self._model.logits(hidden[pooled.last.long()]).float()
+        return means, logits.gather(1, pooled.label_ids.long())
 
     def _choose(
         self,

@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from surestep_common.errors import InternalError
-from surestep_common.invariants import FloatArray, IntArray, check_lengths
+from surestep_common.invariants import FloatArray, Int32Array, IntArray, check_lengths
 from surestep_kernels.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.held_caches import Grown
 
-from .batch import Geometry, PooledTokens
+from .batch import Geometry, Pooled
 from .drafting import Drafting
 from .logprobs import LogprobPlan, Score
 from .order import Guided, StepOrder
@@ -205,7 +205,7 @@ def fill_rows(result: pb.StepResult, rows: Rows, report: HostReport, ids: IntArr
 
 
 def pooled_vectors(
-    pooled: PooledTokens, means: torch.Tensor, label_logits: torch.Tensor
+    pooled: Pooled[Int32Array], means: torch.Tensor, label_logits: torch.Tensor
 ) -> list[FloatArray]:
     """Return the K vectors: means f32[K, H], or the label logits f32[K, L] of rows with labels."""
     if not pooled.num_labels.any():
@@ -219,7 +219,7 @@ def pooled_vectors(
 
 
 def mark_non_finite_vectors(
-    report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    report: HostReport, pooled: Pooled[Int32Array], vectors: Sequence[FloatArray]
 ) -> None:
     """Set the status of rows whose vectors are not finite."""
     for row, vector in zip(pooled.row, vectors, strict=True):
@@ -228,7 +228,10 @@ def mark_non_finite_vectors(
 
 
 def fill_vectors(
-    result: pb.StepResult, report: HostReport, pooled: PooledTokens, vectors: Sequence[FloatArray]
+    result: pb.StepResult,
+    report: HostReport,
+    pooled: Pooled[Int32Array],
+    vectors: Sequence[FloatArray],
 ) -> None:
     """Fill in the vectors of the rows that have not failed."""
     for row, vector in zip(pooled.row.tolist(), vectors, strict=True):

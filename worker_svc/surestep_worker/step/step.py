@@ -26,7 +26,7 @@ from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
-from .batch import Extras, Geometry, LaunchInputs, PooledColumns, StepColumns
+from .batch import Extras, Geometry, LaunchInputs, StepColumns
 from .buckets import EVERYTHING, StepSize, make_buckets, padding, step_size, warm_up_steps
 from .drafting import Drafting, DraftLimits
 from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
@@ -173,7 +173,7 @@ class StepLauncher:
             differences=begun.differences,
             shaping=sampling.shaping(geometry.window_slot, geometry.position_window),
             scored=logprobs.positions if logprobs is not None else None,
-            pooled=PooledColumns.of(geometry.pooled),
+            pooled=geometry.pooled if len(geometry.pooled.token) else None,
             adapters=geometry.adapters,
         )
         return LaunchInputs(columns, extras)
