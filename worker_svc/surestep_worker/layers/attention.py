@@ -12,10 +12,9 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 
-from .context import LayerContext, StepBatch
+from .context import LayerContext, Product, StepBatch, take_norm
 from .linear import Sharding, ShardSlice, take_linear
 from .mlp import GatedMlp
-from .residual import Product, take_norm
 
 
 def attention_table(

@@ -22,14 +22,13 @@ from surestep_worker.configs.model_config import (
 )
 
 from .attention import Attention, sliding_attention
-from .context import LayerContext, StepBatch
+from .context import LayerContext, Residual, StepBatch, output_bound, take_norm
 from .decoder_layer import BranchLayer, DecoderLayer, LayerStack, Mixer
 from .draft_head import PREFIX, DraftHead, MtpHead
 from .embedding import Vocabulary
 from .family import MakeFeedForward
 from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
-from .residual import Residual, output_bound, take_norm
 from .rotary import unrotated
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.

@@ -12,9 +12,8 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.configs.model_config import ModelConfig
 
 from .attention import Attention
-from .context import LayerContext, StepBatch
+from .context import LayerContext, Residual, Share, StepBatch, take_norm
 from .mlp import GatedMlp
-from .residual import Residual, Share, take_norm
 
 Mixer = Callable[[Tensor, StepBatch, Caches], Share]
 FeedForward = Callable[[Tensor], Share]

@@ -19,12 +19,11 @@ from surestep_worker.cache.kv_cache import KVHeads, LatentWidths
 from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 
 from .attention import Attention
-from .context import LayerContext, StepBatch
+from .context import LayerContext, Residual, StepBatch, take_norm
 from .decoder_layer import DecoderLayer, LayerStack
 from .embedding import Embedding, OutputHead, Vocabulary
 from .linear import take_linear
 from .mlp import GatedMlp
-from .residual import Residual, take_norm
 
 
 class BlockPass(NamedTuple):

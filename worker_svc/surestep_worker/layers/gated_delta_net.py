@@ -11,9 +11,8 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.layer_sizes import DeltaModelConfig
 
-from .context import LayerContext, StepBatch
+from .context import LayerContext, Product, StepBatch
 from .linear import Sharding, ShardSlice, are_alike, take_linear
-from .residual import Product
 
 Outputs = list[tuple[str, ShardSlice]]
 

@@ -22,9 +22,8 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, 
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.layer_sizes import IndexerConfig, LatentConfig, LatentModelConfig
 
-from .context import GroupPages, LayerContext, StepBatch
+from .context import GroupPages, LayerContext, Product, StepBatch
 from .linear import Sharding, ShardSlice, pack, take_linear
-from .residual import Product
 
 _EPS = 1e-6  # of the norms inside, whatever the model's: as in transformers
 

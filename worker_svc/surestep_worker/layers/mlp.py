@@ -7,9 +7,8 @@ from torch import Tensor
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.model_config import ModelConfig
 
-from .context import LayerContext
+from .context import LayerContext, Product
 from .linear import Sharding, take_linear
-from .residual import Product
 
 
 def mlp_table(

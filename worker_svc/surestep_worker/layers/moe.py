@@ -25,10 +25,9 @@ from surestep_worker.configs.layer_sizes import (
     SparseConfig,
 )
 
-from .context import LayerContext
+from .context import LayerContext, Mixed
 from .linear import Sharding, ShardSlice, are_alike, take_linear
 from .mlp import GatedMlp, mlp_table
-from .residual import Mixed
 
 
 def local_experts(count: int, shard: Sharding) -> range:

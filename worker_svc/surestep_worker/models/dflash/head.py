@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter
-from surestep_worker.layers.context import LayerContext, StepBatch
+from surestep_worker.layers.context import LayerContext, Residual, StepBatch, take_norm
 from surestep_worker.layers.decoder_layer import LayerStack
 from surestep_worker.layers.draft_head import BlockPass, draft_cache, draft_layers
 from surestep_worker.layers.embedding import (
@@ -24,7 +24,6 @@ from surestep_worker.layers.embedding import (
     draft_vocabulary_table,
 )
 from surestep_worker.layers.linear import Sharding, ShardSlice, take_linear
-from surestep_worker.layers.residual import Residual, take_norm
 from surestep_worker.models.llama.config import LlamaConfig
 from surestep_worker.models.llama.table import layer_table
 

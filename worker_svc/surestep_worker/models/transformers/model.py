@@ -18,12 +18,11 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.checkpoint.kv_scales import take_kv_scales
 from surestep_worker.checkpoint.parameters import CheckpointWeights
-from surestep_worker.layers.context import LayerContext, StepBatch
+from surestep_worker.layers.context import LayerContext, StepBatch, output_bound
 from surestep_worker.layers.draft_head import DraftHead
 from surestep_worker.layers.embedding import Embedding, Vocabulary
 from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import take_linear
-from surestep_worker.layers.residual import output_bound
 
 from .attention import BACKEND, PAGED, AttentionFacts, PagedLayer, Pass
 from .config import CAUSAL, TransformersConfig
