@@ -16,6 +16,7 @@ from surestep_common.tracing import open_tracer
 from surestep_gateway.apis.requests import RequestMiddleware, RootPath
 from surestep_gateway.http.admission import HostCheck, with_cors
 from surestep_gateway.http.bodies import Answers
+from surestep_gateway.text.service import TextProcessor
 from surestep_gateway.text.tokenizer import check_vocabulary
 
 from .apis.embeddings.routes import EmbeddingRoutes
@@ -41,7 +42,6 @@ from .schedulers.pool import SchedulerPool
 from .settings.config import GatewaySettings
 from .text.pool import TextPool
 from .text.service import TextService
-from .text.text_processor import TextProcessor
 
 
 def make_models(each: Sequence[GatewaySettings]) -> Models:

@@ -21,7 +21,7 @@ from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
 from surestep_common.process import die_with_parent
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.text.service import Job
+from surestep_gateway.text.service import Job, TextProcessor
 
 from .apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from .apis.invocations.job import INVOCATION
@@ -32,7 +32,6 @@ from .generation.schema_check import CHECK
 from .text import wire
 from .text.body_bounds import TOO_MUCH_MEMORY, check_shape
 from .text.process_limits import limit_memory
-from .text.text_processor import TextProcessor
 from .text.wire import Parts
 
 logger = logging.getLogger(__name__)

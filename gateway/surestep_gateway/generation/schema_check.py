@@ -12,8 +12,14 @@ from surestep_common.errors import SurestepError
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.parsers import Content, Event, ToolArguments, ToolCallStart
-from surestep_gateway.text.service import Draft, Job, TextService, dump_bytes, load_bytes
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import (
+    Draft,
+    Job,
+    TextProcessor,
+    TextService,
+    dump_bytes,
+    load_bytes,
+)
 from surestep_gateway.text.tokenizer import Texts
 from surestep_gateway.text.wire import framed, unframed
 

@@ -27,7 +27,7 @@ from surestep_gateway.parsers import (
 from surestep_gateway.parsers.harmony import HarmonyParser
 from surestep_gateway.request.prepared import PreparedRequest
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import TextProcessor
 from surestep_gateway.text.tokenizer import Tokenizer
 
 from .protocol import (

@@ -31,8 +31,7 @@ from surestep_gateway.request.prepared import (
     total_chars,
 )
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.text.service import Draft
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .output_format import (

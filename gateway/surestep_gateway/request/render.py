@@ -30,8 +30,8 @@ from surestep_gateway.request.protocol import (
 from surestep_gateway.settings.api_settings import ApiSettings
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.process_limits import template_limits
+from surestep_gateway.text.service import TextProcessor
 from surestep_gateway.text.special_tokens import TRUSTED_ROLES, Hidden
-from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 Part = dict[str, Any]

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surestep_common.config import child_environ
 from surestep_common.errors import (
@@ -28,9 +29,11 @@ from surestep_gateway.observability.metrics import GatewayMetrics
 from . import wire
 from .body_bounds import TOO_MUCH_MEMORY
 from .process_limits import TOO_MUCH_COMPUTING
-from .text_processor import TextProcessor
 from .wire import Parts
 from .work_gate import WorkGate
+
+if TYPE_CHECKING:
+    from .service import TextProcessor
 
 logger = logging.getLogger(__name__)
 

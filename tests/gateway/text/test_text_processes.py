@@ -28,8 +28,7 @@ from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text import wire
 from surestep_gateway.text.body_bounds import MAX_CONTAINERS, check_shape
 from surestep_gateway.text.process_limits import NeedsProcess
-from surestep_gateway.text.service import INLINE_BYTES, Job
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import INLINE_BYTES, Job, TextProcessor
 
 PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop
 USER: Any = {"role": "user", "content": "hello"}

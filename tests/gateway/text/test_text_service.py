@@ -11,8 +11,7 @@ from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.pool import TextPool
-from surestep_gateway.text.service import Draft, Job, TextService
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor, TextService
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 BODY = bytearray(b'{"prompt": "%b"}' % (b"x" * 10_000))

@@ -11,8 +11,7 @@ from typing import Any
 from support.checkpoints.published import published_tokenizer
 from surestep_gateway.request.prepare import draft_chat
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.text.service import Kind
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Kind, TextProcessor
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 # What Qwen3.5's template does: system messages are at the beginning, and there is no developer.

@@ -18,8 +18,7 @@ from surestep_gateway.request.prepared import (
     kept_part,
     packed,
 )
-from surestep_gateway.text.service import Draft
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .body import EmbeddingBody, EmbeddingRequest

@@ -18,9 +18,8 @@ from surestep_gateway.request.prepare import check_model
 from surestep_gateway.request.prepared import bounded_text
 from surestep_gateway.request.protocol import TemplateFields
 from surestep_gateway.request.render import RenderedChat, render_chat
-from surestep_gateway.text.service import Draft
+from surestep_gateway.text.service import Draft, TextProcessor
 from surestep_gateway.text.special_tokens import Hidden
-from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 from .body import RerankRequest, ScoreFields, ScoreRequest

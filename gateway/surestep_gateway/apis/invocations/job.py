@@ -12,8 +12,7 @@ from surestep_gateway.apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from surestep_gateway.apis.openai.job import CHAT, COMPLETION
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body
-from surestep_gateway.text.service import Draft, Job
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor
 from surestep_gateway.text.wire import Parts
 
 # Requests of SageMaker's one path, by the field that no other kind has.

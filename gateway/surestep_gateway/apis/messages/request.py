@@ -16,8 +16,7 @@ from surestep_gateway.request.prepare import chat_texts, check_model, draft_chat
 from surestep_gateway.request.prepared import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.request.protocol import ChatRequest
 from surestep_gateway.request.render import result_part
-from surestep_gateway.text.service import Draft, Job, dump_bytes, load_bytes
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor, dump_bytes, load_bytes
 
 from .body import (
     Block,

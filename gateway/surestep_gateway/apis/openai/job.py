@@ -28,8 +28,7 @@ from surestep_gateway.request.prepared import (
     load_prepared,
 )
 from surestep_gateway.request.protocol import Body, TemplateFields, TokenIds
-from surestep_gateway.text.service import Draft, Job, dump_bytes, load_bytes
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor, dump_bytes, load_bytes
 from surestep_gateway.text.tokenizer import Texts
 
 _PREPARED = (dump_prepared, load_prepared)

@@ -17,8 +17,7 @@ from surestep_gateway.request.parse import parse, parse_fields, refuse_in_respon
 from surestep_gateway.request.prepare import draft_chat_request
 from surestep_gateway.request.prepared import PreparedRequest, dump_prepared, load_prepared
 from surestep_gateway.request.protocol import ChatRequest, json_text
-from surestep_gateway.text.service import Draft, Job
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 from surestep_gateway.text.wire import Parts, framed, unframed
 

@@ -17,7 +17,7 @@ from surestep_gateway.apis.embeddings.score_inputs import (
     judging_ids,
 )
 from surestep_gateway.settings.config import GatewaySettings
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import TextProcessor
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
