@@ -115,7 +115,8 @@ class Epoch:
         while len(state.in_flight) <= state.limits.pipeline_depth:
             now = self._clock()
             plan = None if self._paused() else schedule(state, now)
-            group.tiers.send(state.tiers.take_unsent(), state.limits.block_size)
+            if state.limits.has_tiers:
+                group.tiers.send(state.tiers.take_unsent(), state.limits.block_size)
             if plan is None:
                 self._monitor.nothing_to_send()
                 return

@@ -34,6 +34,7 @@ from surestep_scheduler.core.state import SchedulerState
 from .sharing import (
     MIN_CHUNK,
     Turn,
+    admissible,
     cut,
     entitled_slots,
     fewest,
@@ -45,7 +46,7 @@ from .sharing import (
     uncomputed,
 )
 from .snapshot_requests import snapshot_requests, up_to_branch
-from .tiering import admissible, store_idle
+from .tiering import store_idle
 
 
 def schedule(state: SchedulerState, now: float) -> Plan | None:
@@ -63,7 +64,8 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
     plan = step.finish()
-    store_idle(state)
+    if state.limits.has_tiers:
+        store_idle(state)
     return plan
 
 

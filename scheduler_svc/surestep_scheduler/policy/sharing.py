@@ -29,6 +29,8 @@ from surestep_scheduler.core.queue import ActiveTenant
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
 
+from .tiering import waits
+
 MIN_CHUNK = 32  # tokens: below this a share of a step is not worth a row
 _TURN = 64.0  # service by which tenants may differ that take turns in a slot
 
@@ -187,6 +189,18 @@ def runnable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
     prefilling = slots.len_hi[slot] < slots.prefill_len[slot]
     state.tables.extend(slot[prefilling], missing[:, prefilling])
     return slot[~prefilling], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
+
+
+def admissible(state: SchedulerState, entitled: Entitled) -> list[Sequence]:
+    """Return the requests that are next and do not wait for the tiers."""
+    tiers, allows = state.limits.has_tiers, state.poison.allows
+
+    def allows_now(request_id: str) -> bool:
+        return allows(request_id) and not state.tiers.waits(request_id)
+
+    allowed = allows_now if tiers else allows
+    candidates = state.waiting.first(len(state.free_slots), allowed, entitled)
+    return [seq for seq in candidates if not waits(state, seq)] if tiers else candidates
 
 
 def _blocks_come_back(state: SchedulerState) -> bool:

@@ -27,8 +27,6 @@ from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.core.slots import usable_prefix, wanted_keys
 from surestep_scheduler.core.state import SchedulerState
 
-from .sharing import Entitled
-
 _BATCH = 32  # blocks of an order to store
 _MOST_STORES = 4  # under way
 _STORE_S = 10.0  # for workers to copy what they are to store
@@ -37,19 +35,7 @@ _LEAST_LOAD_S = 0.5
 _HELD_SHARE = 8  # of the pool, a part that may be held to be stored
 
 
-def admissible(state: SchedulerState, entitled: Entitled) -> list[Sequence]:
-    """Return the requests that are next and do not wait for the tiers."""
-
-    def allows(request_id: str) -> bool:
-        return state.poison.allows(request_id) and not state.tiers.waits(request_id)
-
-    candidates = state.waiting.first(len(state.free_slots), allows, entitled)
-    if not state.limits.has_tiers:
-        return candidates
-    return [seq for seq in candidates if not _waits(state, seq)]
-
-
-def _waits(state: SchedulerState, seq: Sequence) -> bool:
+def waits(state: SchedulerState, seq: Sequence) -> bool:
     """Let a request go on with its question to the tiers; return whether it waits for an answer."""
     quest = state.tiers.quests.get(seq.request.id)
     if quest is None:
@@ -161,7 +147,7 @@ def _worth_s(state: SchedulerState, num_tokens: int) -> float:
 
 def store_idle(state: SchedulerState) -> None:
     """Have tiers store what has come to rest in the pool."""
-    if not state.limits.has_tiers or not state.applied_step:
+    if not state.applied_step:
         return
     most_held = max(state.pool.num_blocks // _HELD_SHARE, 1)
     while state.tiers.num_under_way(Action.STORE) < _MOST_STORES:

@@ -184,7 +184,7 @@ class Geometry:
             window_row=window_row,
             window_slot=rows.slot[window_row],
             position_window=_words(position_window),
-            hidden_index=_words(np.concatenate((sampled, prompt.predictor, pooled.token))),
+            hidden_index=np.concatenate((_words(sampled), _words(prompt.predictor), pooled.token)),
             prompt=prompt,
             pooled=pooled,
             adapters=_words(rows.adapter[token_row] - 1) if rows.adapter.any() else None,
