@@ -8,6 +8,7 @@ whole step holds those of steps that only choose tokens from the logits as they 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -97,7 +98,7 @@ class ForwardPass:
         gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        with self._adapted.of_step(adapters):
+        with self._adapted.of_step(adapters) if adapters is not None else nullcontext():
             made = self._forward(rows, gathered, columns.hidden_index, shape.max_tokens)
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, *made, error
