@@ -32,6 +32,22 @@ def start_small(
     return build_runner(whole, weights=fds, profile_result=profile_result)
 
 
+def drafting(**drafts: object) -> Callable[..., Built]:
+    """What starts the model of a pair, with the other one as what drafts for it."""
+
+    def start(
+        pair: tuple[Path, Path],
+        profile_result: bytes = b"",
+        held: HeldWeights | None = None,
+        **settings: Any,
+    ) -> Built:
+        model, drafter = pair
+        config = {"speculative_config": {"model": str(drafter), **drafts}}
+        return start_small(model, profile_result, held, **config | settings)
+
+    return start
+
+
 def check_only_drafts_are_lost(start: Callable[..., Built], message: str) -> None:
     """A drafter that cannot be used costs the drafts, here and where another rank goes on; the
     start if it is required."""

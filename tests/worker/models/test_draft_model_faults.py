@@ -21,29 +21,20 @@ from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.checkpoints.tokenizer_kinds import KINDS
 from support.processes.stack import own_cache
-from support.ranks.small import check_only_drafts_are_lost, start_small
+from support.ranks.small import check_only_drafts_are_lost, drafting
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.vocabulary import Vocabulary
-from surestep_worker.startup.built import Built
 
 VOCAB = 300  # all of them tokens
+
+
+start = drafting(method="draft_model", num_speculative_tokens=2)
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     model = make_tiny_checkpoint(tmp_path / "model", vocab=VOCAB, tokenizer=True)
     return model, add_noise(model, tmp_path / "draft", 0.02)
-
-
-def start(
-    pair: tuple[Path, Path],
-    profile_result: bytes = b"",
-    held: HeldWeights | None = None,
-    **settings: Any,
-) -> Built:
-    model, draft = pair
-    drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
-    return start_small(model, profile_result, held, speculative_config=drafts, **settings)
 
 
 def instead(

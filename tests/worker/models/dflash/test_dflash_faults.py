@@ -7,32 +7,21 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.checkpoints.changes import change_config, change_tensors
 from support.checkpoints.dflash import make_counting_pair
-from support.ranks.small import check_only_drafts_are_lost, start_small
+from support.ranks.small import check_only_drafts_are_lost, drafting
 from surestep_worker.checkpoint.held_weights import HeldWeights
-from surestep_worker.startup.built import Built
+
+start = drafting(num_speculative_tokens=4)  # config.json tells the method
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     drafter = tmp_path / "drafter"
     return make_counting_pair(tmp_path / "model", drafter), drafter
-
-
-def start(
-    pair: tuple[Path, Path],
-    profile_result: bytes = b"",
-    held: HeldWeights | None = None,
-    **settings: Any,
-) -> Built:
-    """The method is left out: config.json tells it."""
-    drafts = {"model": str(pair[1]), "num_speculative_tokens": 4}
-    return start_small(pair[0], profile_result, held, **{"speculative_config": drafts, **settings})
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -9,35 +9,25 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.checkpoints.changes import change_config, change_tensors, cut_short
 from support.checkpoints.copied_head import make_copied_pair
-from support.ranks.small import check_only_drafts_are_lost, start_small
+from support.ranks.small import check_only_drafts_are_lost, drafting
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of, read_entries
 from surestep_worker.startup import speculation
 from surestep_worker.startup.built import Built
+
+start = drafting(method="eagle3", num_speculative_tokens=2)
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     head = tmp_path / "head"
     return make_copied_pair(tmp_path / "model", head), head
-
-
-def start(
-    pair: tuple[Path, Path],
-    profile_result: bytes = b"",
-    held: HeldWeights | None = None,
-    **settings: Any,
-) -> Built:
-    model, head = pair
-    drafts = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
-    return start_small(model, profile_result, held, speculative_config=drafts, **settings)
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
