@@ -26,15 +26,22 @@ def make_shaping() -> Shaping:
     return Shaping(
         Biases(positions, i32(0, 2, 2, 5), i32(3, 1099, 0, 5, 6), values, i32(0, 0, 1)),
         Penalties(
-            positions, i32(4, 9, 30), torch.tensor([1.3, 1.0, 0.7]), torch.tensor([0.5, 0.0, 1.1]),
+            positions,
+            i32(4, 9, 30),
+            torch.tensor([1.3, 1.0, 0.7]),
+            torch.tensor([0.5, 0.0, 1.1]),
             torch.tensor([0.9, 0.0, -0.3]),
         ),
         Forbidden(
-            i32(2, 3, 4, 5), i32(0, 0, 2, 4), i32(0, 1, 3, 6, 7), i32(11, 21, 12, 21, 22, 5, 14),
-            i32(25, never, never, 10), i32(4, 9, 30),
+            i32(2, 3, 4, 5),
+            i32(0, 0, 2, 4),
+            i32(0, 1, 3, 6, 7),
+            i32(11, 21, 12, 21, 22, 5, 14),
+            i32(25, never, never, 10),
+            i32(4, 9, 30),
         ),
         Masks(i32(3, 4), torch.stack((allowing(*range(0, VOCAB, 3)), allowing(5, 6, 17)))),
-    )  # fmt: skip
+    )
 
 
 def test_shapes_logits_as_the_reference_does(column: KernelSet, reference: KernelSet) -> None:
@@ -77,14 +84,24 @@ def test_logits_are_shaped(column: KernelSet, reference: KernelSet, count: int, 
     words[1::3], words[2::3] = 0, -1  # whole words are done at once
     cu_ids = bounds(randint(1, 4, 2 * count + 1))
     shaping = Shaping(
-        Biases(index, sequences, listed, torch.randn(len(listed)) * 9,
-               randint(0, 2, count)),
-        Penalties(index, randint(0, HISTORY, count), torch.rand(count) + 0.5, torch.randn(count),
-                  torch.randn(count)),
-        Forbidden(index, sequences, cu_ids, randint(0, KNOWN, int(cu_ids[-1])),
-                  randint(0, 2 * HISTORY, 2 * count + 1), randint(0, HISTORY, count)),
+        Biases(index, sequences, listed, torch.randn(len(listed)) * 9, randint(0, 2, count)),
+        Penalties(
+            index,
+            randint(0, HISTORY, count),
+            torch.rand(count) + 0.5,
+            torch.randn(count),
+            torch.randn(count),
+        ),
+        Forbidden(
+            index,
+            sequences,
+            cu_ids,
+            randint(0, KNOWN, int(cu_ids[-1])),
+            randint(0, 2 * HISTORY, 2 * count + 1),
+            randint(0, HISTORY, count),
+        ),
         Masks(index[::2].contiguous(), words),
-    )  # fmt: skip
+    )
     z = torch.randn(count, vocab)
     z[:, 7], z[::3, 5], z[::4, 2] = 3e38, math.nan, math.inf
     expected, actual = z.clone(), z.clone()

@@ -20,7 +20,7 @@ _MACHINE_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work|mnt|tmp/[a-z]+-)/
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WAITS = re.compile(r"(What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those)\b")
 _OWN_LAYOUT = re.compile(r"# fmt: (skip|off)$", re.MULTILINE)
-_MOST_OWN_LAYOUTS = 58  # only ever lowered; the aim is 20
+_MOST_OWN_LAYOUTS = 52  # only ever lowered; the aim is 20
 _TEXT = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".proto", ".txt", ".c", ".h", ""}
 
 

@@ -62,7 +62,11 @@ FORMATS: list[tuple[dict[str, Any], str, type[Exception]]] = [
     ({"type": "qwen_xml_parameter", "json_schema": {}}, "", UnsupportedParameter),
     ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "", UnsupportedParameter),
     ({"type": "json_schema", "json_schema": 5}, ".json_schema", InvalidRequest),
-    ({"type": "json_schema", "json_schema": NESTED}, ".json_schema.properties.a.anyOf[1]", InvalidRequest),
+    (
+        {"type": "json_schema", "json_schema": NESTED},
+        ".json_schema.properties.a.anyOf[1]",
+        InvalidRequest,
+    ),
     ({"type": "any_text", "excludes": ["a"]}, ".excludes", UnsupportedParameter),
     ({"type": "regex", "pattern": 5}, ".pattern", InvalidRequest),
     ({"type": "regex", "pattern": "("}, "", InvalidRequest),
@@ -71,12 +75,20 @@ FORMATS: list[tuple[dict[str, Any], str, type[Exception]]] = [
     ({"type": "tag"} | TAG | {"end": [5]}, ".end", InvalidRequest),
     ({"type": "sequence", "elements": []}, ".elements", InvalidRequest),
     ({"type": "sequence", "elements": [5]}, ".elements[0]", InvalidRequest),
-    ({"type": "sequence", "elements": [{"type": "any_text"}, TAG | {"type": "tag"}]}, ".elements[0]", UnsupportedParameter),
-    ({"type": "sequence", "elements": [TRIGGERED, TAG | {"type": "tag"}]}, ".elements[0]", UnsupportedParameter),
+    (
+        {"type": "sequence", "elements": [{"type": "any_text"}, TAG | {"type": "tag"}]},
+        ".elements[0]",
+        UnsupportedParameter,
+    ),
+    (
+        {"type": "sequence", "elements": [TRIGGERED, TAG | {"type": "tag"}]},
+        ".elements[0]",
+        UnsupportedParameter,
+    ),
     (TRIGGERED | {"triggers": ["x"]}, ".tags[0].begin", InvalidRequest),
     (TRIGGERED | {"tags": [TAG] * 5000}, ".tags[4095].content", InvalidRequest),
     ({"type": "plus", "content": {"type": "star"}}, ".content.content", UnsupportedParameter),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("asked", "place", "kind"), FORMATS, ids=range(len(FORMATS)))

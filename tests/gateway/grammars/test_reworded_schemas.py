@@ -22,20 +22,29 @@ NAMES = st.one_of(
     st.builds(lambda values: {"enum": values}, st.lists(KEYS, min_size=1, max_size=3)),
     st.builds(lambda name: {"const": name}, KEYS),
     st.builds(lambda pattern: {"pattern": pattern}, PATTERNS),
-    st.builds(lambda low, more: {"minLength": low, "maxLength": low + more}, st.integers(0, 2), st.integers(0, 2)),
+    st.builds(
+        lambda low, more: {"minLength": low, "maxLength": low + more},
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
     st.just({"type": "string"}),
     st.just({"$ref": "#/$defs/K"}),
-)  # fmt: skip
+)
 LEAVES = st.one_of(
     st.sampled_from(
         [
             *({}, {"type": "integer"}, {"type": "string"}, {"const": 1}, {"enum": ["a", 1]}),
-            *({"not": {}}, {"not": {"type": "integer"}}, {"$ref": "#/$defs/A"}, {"$ref": "#/$defs/L"}),
+            *(
+                {"not": {}},
+                {"not": {"type": "integer"}},
+                {"$ref": "#/$defs/A"},
+                {"$ref": "#/$defs/L"},
+            ),
             *({"type": "string", "format": "color"}, {"type": "object"}, {"required": ["b"]}),
         ]
     ),
     st.builds(lambda pattern: {"type": "string", "pattern": pattern, "maxLength": 2}, PATTERNS),
-)  # fmt: skip
+)
 
 
 def larger(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -47,7 +56,9 @@ def larger(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "patternProperties": st.dictionaries(PATTERNS, part, max_size=2),
         "additionalProperties": st.one_of(part, st.booleans()),
         "propertyNames": NAMES,
-        "dependentRequired": st.dictionaries(KEYS, st.lists(KEYS, max_size=2, unique=True), max_size=2),
+        "dependentRequired": st.dictionaries(
+            KEYS, st.lists(KEYS, max_size=2, unique=True), max_size=2
+        ),
         "dependentSchemas": st.dictionaries(KEYS, part, max_size=1),
         "minProperties": st.integers(0, 2),
         "maxProperties": st.integers(0, 2),
@@ -59,7 +70,7 @@ def larger(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "then": part,
         "else": part,
         "$ref": st.sampled_from(["#/$defs/A", "#/$defs/L"]),
-    }  # fmt: skip
+    }
     objects = st.fixed_dictionaries({}, optional=words).map(
         lambda found: dict(list(found.items())[:5])
     )
