@@ -27,9 +27,8 @@ from surestep_worker.host.oom import OomKills
 
 from .adoption import Adopted
 from .control import Failure, MessageKind
-from .exits import ExitHistory, heartbeat_proto
 from .heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
-from .rank_process import ExitReason, RankProcess, StartFailure
+from .rank_process import ExitHistory, ExitReason, RankProcess, StartFailure, heartbeat_proto
 from .sleep import WEIGHTS_GO, WEIGHTS_STAY, Sleep
 from .staging import receive
 from .standbys import BACKOFF_S, Standbys, back_off_s
