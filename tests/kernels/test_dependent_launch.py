@@ -17,7 +17,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, use_dependent_launches
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
-from surestep_worker.startup.build_log import log_facts
+from surestep_worker.startup.built import log_facts
 from surestep_worker.startup.choose_kernels import _choose_launches
 from torch import Tensor
 

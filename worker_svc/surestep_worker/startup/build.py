@@ -37,8 +37,7 @@ from surestep_worker.step.slots import Slots
 from surestep_worker.step.step import RankContext
 
 from .adapters import adapter_pool
-from .build_log import log_facts, show_progress
-from .built import Built, facts_of
+from .built import Built, facts_of, log_facts, show_progress
 from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels, choose_rounding, step_threads
 from .gpu_memory_profiler import GpuMemoryProfiler, claim_gpu
