@@ -1,15 +1,17 @@
 """API keys, the rights of each key's owner, and the tenant that a request counts for.
 
-With API keys, the owner of the key is the tenant and nothing in the request changes that. Without
-keys, the `user` field separates tenants, or else their address; clients are trusted with it.
+With API keys, the owner of the key is the tenant and nothing in the request changes that, unless a
+trusted gateway names the flow that it belongs to. Without keys, the `user` field separates tenants,
+or else their address; clients are trusted with it.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,29 +37,66 @@ class Caller(NamedTuple):
 
     client: ApiClient | None  # the owner of its key, where there are keys
     address: str
+    flow: str = ""  # that a trusted gateway names: fairness is between flows
+    session: str = ""  # likewise: its requests go to one scheduler
 
     @classmethod
     def of(cls, scope: Any) -> Caller:
         """Return the caller of an ASGI scope."""
         host, _ = scope.get("client") or ("", 0)
-        return cls(scope.get("state", {}).get("client"), host)
+        state = scope.get("state", {})
+        return cls(state.get("client"), host, *state.get("named", ()))
 
     @property
     def name(self) -> str:
         """Equal for all connections of one caller."""
-        return f"key {self.client.name}" if self.client is not None else f"address {self.address}"
+        key = f"key {self.client.name}" if self.client is not None else f"address {self.address}"
+        return f"flow {self.flow} of {key}" if self.flow else key
 
     def tenant(self, user: str | None) -> Tenant:
         """Return the tenant of a request whose body has this `user`."""
         if self.client is not None:
-            name = _opaque(self.name)
-            return Tenant(name, self.client.weight, "" if self.client.shares_prefixes else name)
-        return Tenant(_opaque(f"user {user}" if user else self.name))
+            owner = _opaque(self._replace(flow="").name)
+            weight, shares = self.client.weight, self.client.shares_prefixes
+            return Tenant(_opaque(self.name), weight, "" if shares else owner)
+        return Tenant(_opaque(f"user {user}" if user and not self.flow else self.name))
 
     def check_priority(self, priority: int | None) -> None:
         """Raise PermissionDenied where the key does not allow a priority."""
         if priority and self.client is not None and not self.client.may_prioritise:
             raise PermissionDenied("this key's requests may not set a priority", param="priority")
+
+
+_FLOWS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+_SESSION = b"x-session-id"
+_MOST_NAMED = 256  # bytes of a name
+
+
+class TrustedGateways:
+    """The gateways that may name the flow and the session of a request, by their addresses."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        """Raise ValueError for what is no address and no network."""
+        self._networks = [ip_network(network, strict=False) for network in networks]
+
+    def named(self, address: str, headers: Mapping[bytes, bytes]) -> tuple[str, str]:
+        """Return flow and session, as far as the headers of a request from there name them."""
+        if not self._networks or not self._trusts(address):
+            return "", ""
+        flow = next(filter(None, (headers.get(name) for name in _FLOWS)), b"")
+        session = headers.get(_SESSION, b"")
+        return _name_in(flow), _name_in(session)
+
+    def _trusts(self, address: str) -> bool:
+        try:
+            peer = ip_address(address)
+        except ValueError:  # a Unix socket
+            return False
+        return any(peer in network for network in self._networks)
+
+
+def _name_in(header: bytes) -> str:
+    return header[:_MOST_NAMED].decode("latin-1")
 
 
 def _opaque(name: str) -> str:

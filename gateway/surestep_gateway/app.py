@@ -130,6 +130,7 @@ def make_app(models: Models, store: Store, address: str) -> ASGIApp:
                 admission=gateway.admission,
                 metrics=gateway.metrics,
                 tracer=gateway.tracer,
+                gateways=settings.gateways(),
             )
         ],
         exception_handlers={

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from surestep_common.errors import MissingParameter, ModelNotFound
+from surestep_common.errors import MissingParameter, ModelNotFound, Unavailable
 from surestep_common.tracing import Tracer
 from surestep_proto.worker_pb2 import Adapter
 
@@ -15,7 +15,7 @@ from surestep_gateway.http.bodies import Answers
 from .http.admission import Admission, Seats
 from .observability.metrics import GatewayMetrics, ModelMetrics
 from .schedulers.pool import SchedulerPool
-from .schedulers.scheduler_client import SchedulerClient
+from .schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
 from .settings.config import GatewaySettings
 from .text.pool import TextPool
 from .text.service import TextService
@@ -79,6 +79,12 @@ class Models:
     def schedulers(self) -> list[tuple[Gateway, SchedulerClient]]:
         """The schedulers of all models, each with what it belongs to."""
         return [(one, scheduler) for one in self.all for scheduler in one.pool.schedulers]
+
+    def check_well(self) -> None:
+        """Raise Unavailable if no model was served for longer than open requests wait for it."""
+        if not any(one.pool.is_well(one.settings.resume_timeout_s) for one in self.all):
+            message = f"the model is not ready{self.first.pool.trouble}"
+            raise Unavailable(message, retry_after=RETRY_AFTER_S)
 
     def named(self, name: str) -> Gateway:
         """Return the model of this name, or that of an adapter. Raise ModelNotFound."""

@@ -18,6 +18,7 @@ from surestep_common.process import clients_within, raise_file_limit
 
 from surestep_gateway.apis.responses.store import open_store
 from surestep_gateway.app import make_app, make_models
+from surestep_gateway.http.certificates import CertificateWatch
 from surestep_gateway.http.http_protocol import ClientTimeouts, HttpProtocol
 from surestep_gateway.http.listener import Connections, HttpListener, bind, bind_path
 from surestep_gateway.schedulers.residency import Residency, Resident
@@ -93,6 +94,7 @@ class GatewayServer:
             tls=config.ssl,
             handshake_s=HEAD_TIMEOUT_S,
         )
+        self._certificates = CertificateWatch(config.ssl, settings)
         self._stopping = asyncio.Event()
 
     def _new_protocol(self) -> HttpProtocol:
@@ -119,6 +121,7 @@ class GatewayServer:
                     listening,
                     *(group.create_task(one.pool.run()) for one in self.models.all),
                     group.create_task(self._connections.sweep()),
+                    group.create_task(self._certificates.run()),
                     group.create_task(Notifier().beat()),
                     group.create_task(self.gateway.text_pool.run()),
                     group.create_task(self._residency.run()),

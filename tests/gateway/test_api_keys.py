@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 from surestep_common.errors import PermissionDenied, kind_of
-from surestep_gateway.api_keys import ApiClient, Caller, may_open, read_keys
+from surestep_gateway.api_keys import ApiClient, Caller, TrustedGateways, may_open, read_keys
 from surestep_gateway.settings.config import GatewaySettings
 
 CALLERS = st.sampled_from("abcdefgh")
@@ -92,6 +92,22 @@ def test_two_admin_keys_are_one_too_many(keys: Path) -> None:
 
 def caller(client: ApiClient | None = None, host: str = "10.0.0.1") -> Caller:
     return Caller.of({"client": (host, 5000), "state": {"client": client}})
+
+
+def test_flows_are_those_of_trusted_gateways() -> None:
+    """With a key or without; the cache stays its owner's, and the gateway's own headers count."""
+    trusted = TrustedGateways(["10.1.0.0/16", "fd00::1"])
+    headers = {b"x-llm-d-inference-fairness-id": b"team", b"x-session-id": b"s" * 999}
+    assert trusted.named("10.1.2.3", headers) == ("team", "s" * 256)
+    assert trusted.named("fd00::1", {b"x-gateway-inference-fairness-id": b"a"}) == ("a", "")
+    for stranger in ("10.2.0.1", "", "fd00::2", "/run/socket"):
+        assert trusted.named(stranger, headers) == ("", "")
+    assert TrustedGateways([]).named("10.1.2.3", headers) == ("", "")
+    owner = caller(ApiClient("owner", weight=2.0))
+    tenants = {owner._replace(flow=flow).tenant("alice") for flow in ("", "a", "b")}
+    assert len(tenants) == 3
+    assert {(one.weight, one.cache_owner) for one in tenants} == {(2.0, owner.tenant("").name)}
+    assert caller()._replace(flow="a").tenant("alice") == caller()._replace(flow="a").tenant("bob")
 
 
 def test_a_key_is_its_owners_whoever_it_says_it_asks_for() -> None:

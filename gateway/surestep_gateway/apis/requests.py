@@ -20,7 +20,7 @@ from surestep_common.errors import Cancelled, DeadlineExceeded, SurestepError, U
 from surestep_common.tracing import Tracer
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.api_keys import Caller
+from surestep_gateway.api_keys import Caller, TrustedGateways
 from surestep_gateway.context import Gateway, Models
 from surestep_gateway.generation.event_stream import until_disconnect
 from surestep_gateway.generation.generation import Origin
@@ -56,8 +56,10 @@ class RequestMiddleware:
         admission: Admission,
         metrics: GatewayMetrics,
         tracer: Tracer,
+        gateways: TrustedGateways,
     ) -> None:
         self._app = app
+        self._gateways = gateways
         self._rules = rules
         self._bodies = bodies
         self._hosts = hosts
@@ -87,7 +89,9 @@ class RequestMiddleware:
         request_id = given.decode() if known else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         ending = Ending()
-        state.update(request_id=request_id, request_id_given=known, ending=ending)
+        address, _ = scope.get("client") or ("", 0)
+        named = self._gateways.named(address, headers)
+        state.update(request_id=request_id, request_id_given=known, ending=ending, named=named)
         answer = self._numbered(send, request_id, rule, ending)
         with self._counted(scope, rule, ending):
             await self._admit(scope, rule, headers, receive, answer)

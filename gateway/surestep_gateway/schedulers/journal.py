@@ -18,7 +18,7 @@ from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, Resolve
 
 from surestep_gateway.api_keys import ANYBODY, Tenant
 from surestep_gateway.schedulers.losses import LossHistory
-from surestep_gateway.schedulers.pool import Siblings, prefix_key
+from surestep_gateway.schedulers.pool import Siblings, prefix_key, session_key
 from surestep_gateway.settings.config import GatewaySettings
 
 from .generate_call import GenerateCall
@@ -45,6 +45,7 @@ class Journal:
     label_ids: Sequence[int] = ()  # of a vector of logits
     seed: int = 0  # of this sequence
     tenant: Tenant = ANYBODY
+    session: str = ""  # whose requests go to one scheduler, whatever their prompts
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""  # name; empty = the model itself
@@ -167,7 +168,11 @@ class ResumableStream:
         self._siblings = siblings
         self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
-        self._key = prefix_key(journal.prefix_root, journal.prompt_ids)
+        self._key = (
+            session_key(journal.prefix_root, journal.session)
+            if journal.session
+            else prefix_key(journal.prefix_root, journal.prompt_ids)
+        )
         self._next: SchedulerClient | None = None  # replaces one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it

@@ -53,6 +53,7 @@ class SchedulerPool:
         self.retry_at = -math.inf  # before that it is not loaded again
         self._fault: ModelNotLoaded | None = None  # the reason
         self._changed = asyncio.Event()
+        self._lost_at: float | None = -math.inf  # since when none serves; None while one does
         self.isolation = IsolationQueue()
         self.schedulers = tuple(SchedulerClient(address, self._notify) for address in addresses)
 
@@ -96,6 +97,12 @@ class SchedulerPool:
         if self.asleep and not self.loading:
             return "sleeping" if self.is_known else "unloaded"
         return "loaded" if self.serving else "loading"
+
+    def is_well(self, bound_s: float) -> bool:
+        """Return whether it serves, or did `bound_s` seconds ago, or rests as it is meant to."""
+        if self.serving or self.comes_and_goes or any(one.paused for one in self.schedulers):
+            return True
+        return self._lost_at is None or time.monotonic() - self._lost_at < bound_s
 
     def why_not(self, stall_s: float) -> str:
         """Return why a request sent now would not be served; empty where it would.
@@ -253,6 +260,10 @@ class SchedulerPool:
 
     def _notify(self) -> None:
         """Wake all tasks that wait now; later ones wait for the next change."""
+        if self.serving:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = time.monotonic()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -270,6 +281,11 @@ def prefix_key(root: bytes, prompt_ids: Sequence[int]) -> bytes:
     """
     prefix = array("I", prompt_ids[:_PREFIX_TOKENS]).tobytes()
     return hashlib.blake2b(prefix, key=root, digest_size=16).digest()
+
+
+def session_key(root: bytes, session: str) -> bytes:
+    """Return a key that the requests of a session have in common."""
+    return hashlib.blake2b(session.encode(), key=root, digest_size=16).digest()
 
 
 def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:

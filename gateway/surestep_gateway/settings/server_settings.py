@@ -7,15 +7,25 @@ from typing import Self
 
 from pydantic import Field, FilePath, PositiveFloat, PositiveInt, SecretStr, model_validator
 from surestep_common.access import PeerSettings
-from surestep_common.config import Names, Secrets, Size
+from surestep_common.config import Names, Secrets, Size, variables
 
-from surestep_gateway.api_keys import ApiKeys, plain_keys, read_keys
+from surestep_gateway.api_keys import ApiKeys, TrustedGateways, plain_keys, read_keys
+
+_NEED_A_CERTIFICATE = ("ssl_ca_certs", "ssl_ciphers", "enable_ssl_refresh")
+
+
+def _usual_host() -> str:
+    """Return the address for other pods in a pod, else that for this machine alone."""
+    return "0.0.0.0" if variables("KUBERNETES_SERVICE_HOST") else "127.0.0.1"  # noqa: S104
 
 
 class HttpSettings(PeerSettings):
     """Settings of the HTTP server: where it listens, its certificates, and other origins."""
 
-    host: str = Field("127.0.0.1", description="address the HTTP server listens on")
+    host: str = Field(
+        default_factory=_usual_host,
+        description="address the HTTP server listens on; default: 127.0.0.1, in a pod 0.0.0.0",
+    )
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     uds: Path | None = Field(
         None, description="Unix socket the HTTP server listens on, in place of host and port"
@@ -39,6 +49,9 @@ class HttpSettings(PeerSettings):
         description="certificates of clients: 0 = not asked for, 1 = optional, 2 = needed, except "
         "for health checks",
     )
+    enable_ssl_refresh: bool = Field(
+        False, description="load certificate, key and authorities again when their files change"
+    )
     ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
     allowed_origins: Names = Field(
         (), description="origins whose pages may use the API in a browser (CORS); * = all"
@@ -53,8 +66,10 @@ class HttpSettings(PeerSettings):
     def _certificate_has_its_key(self) -> Self:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
-        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_ciphers):
-            raise ValueError("--ssl-ca-certs and --ssl-ciphers need --ssl-certfile")
+        needy = {name: getattr(self, name) for name in _NEED_A_CERTIFICATE}
+        if self.ssl_certfile is None and any(needy.values()):
+            flags = (f"--{name.replace('_', '-')}" for name, given in needy.items() if given)
+            raise ValueError(f"{next(flags)} needs --ssl-certfile")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs")
         if self.uds is not None and self.ssl_certfile is not None:
@@ -144,6 +159,11 @@ class KeySettings(PeerSettings):
         description="let administrators change weights: /update_weights_from_disk, "
         "/update_weights_from_tensor; answers name the version",
     )
+    trusted_gateways: Names = Field(
+        (),
+        description="addresses or networks (CIDR) of gateways that may name flow and session of a "
+        "request: x-llm-d-inference-fairness-id, x-gateway-inference-fairness-id, x-session-id",
+    )
     protect_metrics: bool = Field(
         False, description="/metrics and /load need an API key or the admin key"
     )
@@ -152,6 +172,7 @@ class KeySettings(PeerSettings):
     def _keys_are_readable(self) -> Self:
         if self.admin_api_key is not None and self.admin_api_key_file is not None:
             raise ValueError("--admin-api-key and --admin-api-key-file exclude each other")
+        self.gateways()
         keys = self.api_keys(), self.admin_keys()
         if self.protect_metrics and not any(keys):
             raise ValueError("--protect-metrics needs --api-key, --admin-api-key or their files")
@@ -160,6 +181,13 @@ class KeySettings(PeerSettings):
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} needs --admin-api-key or --admin-api-key-file")
         return self
+
+    def gateways(self) -> TrustedGateways:
+        """Return the gateways that are believed. Raise ValueError."""
+        try:
+            return TrustedGateways(self.trusted_gateways)
+        except ValueError as error:
+            raise ValueError(f"--trusted-gateways: {error}") from None
 
     def api_keys(self) -> ApiKeys:
         """Return the keys of clients. Raise ValueError for a malformed file."""

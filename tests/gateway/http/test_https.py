@@ -52,6 +52,31 @@ async def test_https_only(start_stack: StartStack, tmp_path: Path) -> None:
             await asyncio.to_thread(call, ready, certificate=wrong)
 
 
+async def test_a_renewed_certificate_is_used(
+    start_stack: StartStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By new connections, as soon as both files fit together; the old one serves until then."""
+    ours, later = issue(tmp_path / "ours", "example.org"), issue(tmp_path / "later", "example.org")
+    first, then = ours.cert.read_text(), later.cert.read_text()
+    stack = await start_stack(ssl_certfile=ours.cert, ssl_keyfile=ours.key, enable_ssl_refresh=True)
+    host, _, port = stack.server.address.rpartition(":")
+
+    async def shown() -> str:
+        pem = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=10)
+        return pem.strip()
+
+    assert await shown() in first
+    ours.cert.write_text(then)  # half of the pair
+    async with asyncio.timeout(20):
+        while "is not used yet" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert await shown() in first
+    ours.key.write_text(later.key.read_text())
+    async with asyncio.timeout(20):
+        while await shown() not in then:
+            await asyncio.sleep(0.05)
+
+
 def test_a_certificate_needs_its_key(model: Path) -> None:
     with pytest.raises(ValidationError, match="need each other"):
         GatewaySettings.model_validate({"model": model, "ssl_certfile": Path(__file__)})

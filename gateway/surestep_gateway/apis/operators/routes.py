@@ -44,7 +44,10 @@ _HOME = Description(
 )
 _DOCS = Description(summary="This document, for people.", media_type="text/html", errors=(401,))
 _PAGE = Description(summary="The status page.", media_type="text/html")
-_HEALTH = Description(summary="The process answers.", media_type="")
+_LIVE = Description(summary="The process answers.", media_type="")
+_HEALTH = Description(
+    summary="A model is served, or was --resume-timeout-s ago.", media_type="", errors=(503,)
+)
 _READY = Description(
     summary="Requests sent now would be served.",
     parameters=(Parameter("model", {"type": "string"}),),
@@ -82,6 +85,7 @@ class OperatorRoutes:
             everybody(PAGE, page.page, _PAGE),
             bare(PAGE_FILES, page.file, methods=["GET"], access=Access.EVERYBODY),
             probes("/health", self.health, _HEALTH),
+            probes("/health/live", self.live, _LIVE),
             probes("/health/ready", self.ready, _READY),
             bare("/ping", self.health, methods=["GET", "POST"], access=Access.PROBES),
             everybody("/version", self.version, _VERSION),
@@ -93,8 +97,13 @@ class OperatorRoutes:
         ]
         return [route for route in routes if route.path not in self._hidden]
 
-    async def health(self, request: Request) -> Response:
+    async def live(self, request: Request) -> Response:
         """Liveness: this process responds."""
+        return Response()
+
+    async def health(self, request: Request) -> Response:
+        """Health as vLLM has it: a model is served, with time for ranks that come back."""
+        self._models.check_well()
         return Response()
 
     async def ready(self, request: Request) -> Response:

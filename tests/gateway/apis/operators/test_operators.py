@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -255,12 +256,26 @@ async def test_request_ids(stack: Stack) -> None:
 
 async def test_before_the_model_is_known(start_stack: StartStack) -> None:
     stack = await start_stack(ready=False, scheduler_url="127.0.0.1:1")
-    for path in ("/v1/models", "/health/ready"):
+    for path in ("/v1/models", "/health/ready", "/health", "/ping"):
         assert (await stack.client.get(path)).status_code == 503
     assert (await stack.chat()).status_code == 503
-    assert (await stack.client.get("/health")).status_code == 200
+    assert (await stack.client.get("/health/live")).status_code == 200
     status = (await stack.client.get("/status")).json()
     assert status["gateway"]["state"] == "WAITING_FOR_SCHEDULER"
+
+
+async def test_health_has_patience_with_ranks_that_come_back(start_stack: StartStack) -> None:
+    stack = await start_stack(resume_timeout_s=0.5)
+    paths = ("/health", "/v1/models")
+    assert [(await stack.client.get(path)).status_code for path in paths] == [200, 200]
+    await stack.scheduler.stop()
+    await stack.until_serving(0)
+    assert [(await stack.client.get(path)).status_code for path in paths] == [200, 200]
+    async with asyncio.timeout(20):
+        while (await stack.client.get("/health")).status_code == 200:
+            await asyncio.sleep(0.02)
+    assert (await stack.client.get("/v1/models")).status_code == 503
+    assert (await stack.client.get("/health/live")).status_code == 200
 
 
 async def test_probes_are_no_responses_of_the_server_s_work(stack: Stack) -> None:
