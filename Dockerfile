@@ -1,4 +1,4 @@
-# Images of the services: docker build --target scheduler|gateway|worker|worker-cuda .
+# Images of the services: docker build --target scheduler|gateway|worker|serve|worker-cuda .
 #
 # BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11. All images share its layers, that of the
 # packages which every service needs, and that of the project itself. The first three have no compiler:
@@ -39,7 +39,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt scripts/requirements ./
 
 FROM build AS common-packages
-RUN ./requirements traces | grep -v ^rich > requirements.txt && $INSTALL -r requirements.txt \
+RUN ./requirements traces events | grep -v ^rich > requirements.txt && $INSTALL -r requirements.txt \
  && /docker/trim /opt/surestep && touch /stamp
 
 # /added is what all services have of it, /others what the scheduler has not.
@@ -118,6 +118,20 @@ ENV SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:5007
 EXPOSE 50061 50071
 HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50061"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]
+
+# All services in one container, for KServe and other operators: `surestep serve MODEL`, or `vllm serve MODEL`.
+FROM common AS serve
+COPY --from=project /others /
+COPY --from=worker-packages /added /
+COPY --from=gateway-packages /added /
+COPY --from=kernels /kernels /
+USER 0
+RUN ln -s surestep /opt/surestep/bin/vllm
+USER 10001:10001
+ENV SURESTEP_HOST=0.0.0.0
+EXPOSE 8000 5557
+HEALTHCHECK --interval=10s --timeout=10s --start-period=1h CMD ["python", "-m", "surestep_common.healthcheck", "http://127.0.0.1:8000/health/ready"]
+CMD ["surestep", "serve"]
 
 # Triton compiles the GPU's kernels, and a C stub for each with the headers of Python, on the machine. /kernels
 # keeps them, and what was found out about the GPU, for the next container: what lies there is executed.

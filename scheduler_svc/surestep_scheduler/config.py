@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import SettingsConfigDict
 from surestep_common import addresses
 from surestep_common.access import PeerSettings
@@ -17,6 +25,9 @@ from surestep_proto import worker_pb2
 
 if TYPE_CHECKING:
     from .core.limits import Limits
+
+
+_ENDPOINT = r"^(tcp://.+:\d+|ipc://.+)$"
 
 
 def _module(text: str) -> tuple[str, str]:
@@ -30,6 +41,29 @@ def _module(text: str) -> tuple[str, str]:
     if not (isinstance(name, str) and isinstance(path, str) and name and path) or "=" in name:
         raise ValueError(f"takes name=folder, got {text!r}")
     return name, str(Path(path).absolute())
+
+
+class KVEventsConfig(BaseModel, extra="forbid", frozen=True):
+    """vLLM's configuration of KV events."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None  # None: zmq where events are enabled
+    endpoint: str = Field(default="tcp://*:5557", pattern=_ENDPOINT)
+    replay_endpoint: str | None = Field(default=None, pattern=_ENDPOINT)
+    buffer_steps: NonNegativeInt = 10_000  # batches that may be asked for again
+    hwm: NonNegativeInt = 100_000  # of the socket; 0 = any number
+    max_queue_size: PositiveInt = 100_000
+    topic: str = ""
+
+    @property
+    def publishes(self) -> bool:
+        """Return whether anything is told to anybody."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    @property
+    def binds(self) -> bool:
+        """Return whether subscribers connect here, as with any address of this machine."""
+        return any(part in self.endpoint for part in ("*", "::", "//0.0.0.0:", "ipc:"))
 
 
 class SchedulerSettings(PeerSettings, TraceSettings):
@@ -91,6 +125,10 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=(),
         description='adapters to load at the start: name=folder, or {"name":..,"path":..}',
     )
+    kv_events_config: dict[str, Any] | None = Field(
+        default=None,
+        description="JSON: publish KV events for routers over ZeroMQ, as vLLM does",
+    )
     step_deadline_floor_s: float = Field(
         default=3.0,
         gt=0,
@@ -125,6 +163,23 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     @classmethod
     def _modules_are_folders(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("=".join(_module(text)) for text in modules)
+
+    @field_validator("kv_events_config")
+    @classmethod
+    def _events_are_vllms(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if given and given.get("publisher") == "zmq" and not given.get("enable_kv_cache_events"):
+            raise ValueError("publisher zmq needs enable_kv_cache_events")
+        try:
+            return KVEventsConfig(**given).model_dump() if given else None
+        except ValidationError as error:
+            (name, *_), why = (first := error.errors()[0])["loc"], first["msg"]
+            raise ValueError(f"{name}: {why}") from error
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """Return how KV events are published, if they are."""
+        config = KVEventsConfig(**self.kv_events_config or {})
+        return config if config.publishes else None
 
     @property
     def adapters(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from surestep_scheduler.service.requests import CacheOwners
 
 from .config import SchedulerSettings
 from .engine.engine import Engine
+from .service.kv_events import KVEvents
 from .service.service import SchedulerService
 from .vllm.service import VllmService
 
@@ -41,7 +42,12 @@ logger = logging.getLogger(__name__)
 async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
     server = _server(settings)
-    engine = Engine(settings, lambda state: server.set_serving(state == scheduler_pb2.SERVING))
+    events = KVEvents(settings.kv_events) if settings.kv_events is not None else None
+    engine = Engine(
+        settings,
+        lambda state: server.set_serving(state == scheduler_pb2.SERVING),
+        log=events.log if events is not None else None,
+    )
     tracer = open_tracer(settings, "surestep-scheduler")
     async with asyncio.TaskGroup() as tasks:
         keys = _keys(settings)
@@ -69,6 +75,8 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             await server.stop(_LAST_WORDS_S)
             await end(loop)
             await tracer.close()
+            if events is not None:
+                await asyncio.to_thread(events.close)
 
 
 def _server(settings: SchedulerSettings) -> Server:

@@ -131,6 +131,16 @@ _COUNTERS: tuple[Field[SchedulerStats], ...] = (
         lambda s: s.num_tier_stored_blocks,
     ),
     Field(
+        "surestep:kv_event_batches",
+        "Batches of KV events for routers.",
+        lambda s: s.num_kv_event_batches,
+    ),
+    Field(
+        "surestep:kv_event_batches_dropped",
+        "Batches of KV events that were not sent, for lack of room to wait for the socket.",
+        lambda s: s.num_kv_event_batches_dropped,
+    ),
+    Field(
         "surestep:speculation_suspensions",
         "Times that speculation was suspended because acceptance had collapsed.",
         lambda s: s.num_speculation_suspensions,

@@ -12,6 +12,8 @@ from itertools import islice, repeat, takewhile
 import numpy as np
 from surestep_common.invariants import NULL_BLOCK, BoolArray
 
+from .log import CacheLog
+
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
@@ -55,8 +57,9 @@ class BlockPool:
     `allocate` takes free blocks first and then the cached block that was released longest ago.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, log: CacheLog | None = None) -> None:
         self.num_blocks = num_blocks
+        self.log = log  # of what is findable
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
@@ -102,6 +105,8 @@ class BlockPool:
         assert key is not None
         del self._block_of[key]
         self._keys[block] = None
+        if self.log is not None:
+            self.log.removed(key)
         return block
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -127,19 +132,23 @@ class BlockPool:
                 if self._stored[block] < 1 + self._drafted[block]:
                     self._unstored[block] = None
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Give a block in use its content key, unless another block has it already."""
+    def publish(self, block: int, key: bytes) -> bool:
+        """Give a block in use its content key. Return False if another block has it."""
         assert self._refs[block] > 0, block
         assert self._keys[block] is None, block
-        if key not in self._block_of:
-            self._block_of[key] = block
-            self._keys[block] = key
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._keys[block] = key
+        return True
 
     def forget(self, key: bytes) -> None:
         """Make this content unfindable."""
         block = self._block_of.pop(key, None)
         if block is None:
             return
+        if self.log is not None:
+            self.log.removed(key)
         self._keys[block] = None
         if block in self._cached:
             del self._cached[block]
@@ -148,6 +157,8 @@ class BlockPool:
 
     def clear(self) -> None:
         """Make all content unfindable."""
+        if self.log is not None:
+            self.log.cleared()
         for key in list(self._block_of):
             self.forget(key)
 

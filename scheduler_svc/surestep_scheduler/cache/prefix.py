@@ -31,6 +31,7 @@ import numpy as np
 from surestep_common.kv_groups import ALL, KVGroups
 
 from .blocks import BlockPool, BlockTable
+from .log import ANY_SOURCE, Content, Source
 
 KEY_BYTES = 16
 
@@ -39,10 +40,17 @@ class PrefixChain:
     """Keys of the full blocks of one growing token list, computed once each."""
 
     def __init__(
-        self, root: bytes, block_size: int, shared_len: int, *, names_next: bool = False
+        self,
+        root: bytes,
+        block_size: int,
+        shared_len: int,
+        *,
+        names_next: bool = False,
+        source: Source = ANY_SOURCE,
     ) -> None:
         """`root`: see cache_root. `names_next`: a key names the token behind its block."""
         self._block_size, self._shared_len = block_size, shared_len  # see Limits.shared_len
+        self._source = source
         self._ahead = int(names_next)
         self._keys = [root]
 
@@ -64,6 +72,13 @@ class PrefixChain:
                 content += self._shared_len.to_bytes(8)
             keys.append(blake2b(keys[-1] + content, digest_size=KEY_BYTES).digest())
         return keys[since + 1 : upto + 1]
+
+    def content(self, tokens: array[int], entry: int, group: int) -> Content:
+        """Return what a KV group has in a block whose key was computed already."""
+        begin, keys = entry * self._block_size, self._keys
+        (key,) = in_group(group, keys[entry + 1 : entry + 2])
+        parent = keys[entry] if entry else None
+        return Content(key, parent, tokens[begin : begin + self._block_size], self._source)
 
 
 class Finder(Protocol):
@@ -131,8 +146,10 @@ def publish(
     for table in tables:
         held = table.held(since, upto)
         behind = keys[len(keys) - len(held) :]
-        for block, key in zip(held, in_group(table.group, behind), strict=True):
-            pool.publish(block, key)
+        own = zip(held, in_group(table.group, behind), strict=True)
+        for entry, (block, key) in enumerate(own, upto - len(held)):
+            if pool.publish(block, key) and pool.log is not None:
+                pool.log.stored(chain.content(tokens, entry, table.group))
 
 
 def forget(pool: BlockPool, keys: Sequence[bytes], groups: KVGroups) -> None:

@@ -14,6 +14,7 @@ from surestep_common.sampling import check_vocab
 from surestep_common.tenants import cache_root
 
 from surestep_scheduler.cache.blocks import BlockTable
+from surestep_scheduler.cache.log import Source
 from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.speculation.estimates import AcceptanceStats
 
@@ -88,11 +89,13 @@ class Request:
 
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""
+        name, number = ("", None) if (one := self.adapter) is None else (one.name, 1 + one.place)
         return PrefixChain(
             self.cache_root,
             limits.block_size,
             limits.shared_len(len(self.prompt_ids)),
             names_next=limits.drafter_has_state,
+            source=Source(self.cache_salt, name, number, limits.kv_windows),
         )
 
 

@@ -13,6 +13,7 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
+from surestep_scheduler.cache.log import CacheLog
 from surestep_scheduler.cache.prefix import SnapshotCache
 from surestep_scheduler.cache.tiers import Action, BlockLine, SnapshotLine, TierBooks
 from surestep_scheduler.speculation.speculation import Speculation
@@ -37,8 +38,9 @@ class Replay(NamedTuple):
 class SchedulerState:
     """Slots and blocks are reused only after every plan with their tenant is acknowledged."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, log: CacheLog | None = None) -> None:
         self.limits = limits
+        self._log = log  # of what is findable in the pool
         self.planner = 1 + secrets.randbits(63)  # by which workers know whose plans they ran
         self.kept: Kept | None = None  # of the epoch before, for the first plan
         self.counters = Counters()
@@ -58,7 +60,9 @@ class SchedulerState:
 
     def forget_caches(self) -> None:
         """Begin with empty blocks, and without snapshots."""
-        self.pool = BlockPool(self.limits.num_blocks)
+        if self._log is not None:
+            self._log.cleared()
+        self.pool = BlockPool(self.limits.num_blocks, self._log)
         self.snapshots = SnapshotCache(self.limits.usable_snapshots)
 
     def clear_prefix_cache(self) -> None:
@@ -336,6 +340,8 @@ class SchedulerState:
             self.acknowledge(plan)
         self.sweep()
         self.tiers.drop(self.pool, self.snapshots)
+        if self._log is not None:
+            self._log.cleared()
         self._reset_workers()
         self.counters.replayed_requests += len(replayed)
         return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))
@@ -358,6 +364,8 @@ class SchedulerState:
         else:
             self.pool.retain(kept.blocks, kept.drafted)
             self.snapshots.retain(kept.snapshots, limits.block_size)
+            if self._log is not None:
+                self._log.tell_again(lambda key: self.pool.lookup(key) is not None)
         self.kept = self._kept_since(kept.epoch) if kept is not None else None
         self._reset_workers()
 

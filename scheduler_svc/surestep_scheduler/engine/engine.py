@@ -9,14 +9,10 @@ from array import array
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from surestep_common.errors import (
-    InvalidRequest,
-    ModelChanged,
-    SurestepError,
-    Unavailable,
-)
+from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
 from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
 
+from surestep_scheduler.cache.log import CacheLog
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.poison import CANARY
@@ -55,8 +51,11 @@ class Engine:
         settings: SchedulerSettings,
         on_state: StateListener,
         clock: Callable[[], float] = time.monotonic,
+        log: CacheLog | None = None,
     ) -> None:
+        """`log`: is told what the prefix cache has."""
         self._settings = settings
+        self.log = log
         self._on_state = on_state
         self.clock = clock
         self._wake = asyncio.Event()
@@ -311,7 +310,7 @@ class Engine:
         Raises InvalidRequest when the settings do not go with their sizes.
         """
         limits = self._settings.limits(infos[0])
-        state = self.state or SchedulerState(limits)
+        state = self.state or SchedulerState(limits, self.log)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
         fits = same_model or infos[0].weight_version == self.next_version
         refused = refit(state, limits, same_model=fits, lost_adapters=lost_adapters)

@@ -205,7 +205,8 @@ def _loaded(state: SchedulerState, order: Order, answer: Answer) -> None:
     for line, whole, drafted in zip(order.blocks, *columns, strict=True):
         if not whole:
             continue
-        state.pool.publish(line.id, line.key)
+        if state.pool.publish(line.id, line.key) and state.pool.log is not None:
+            _tell_loaded(state, order, line)
         if drafted and len(line.key) == KEY_BYTES:
             state.pool.mark_drafted([line.id])
         state.pool.mark_stored(line.id, drafted=drafted)
@@ -213,6 +214,17 @@ def _loaded(state: SchedulerState, order: Order, answer: Answer) -> None:
         if whole:
             state.snapshots.publish(snapshot.id, snapshot.key, snapshot.num_blocks)
             state.snapshots.pool.mark_stored(snapshot.id, drafted=False)
+
+
+def _tell_loaded(state: SchedulerState, order: Order, line: BlockLine) -> None:
+    """Log what was loaded, if the request that knows its tokens is still there."""
+    seq, log = state.open.get(order.request_id), state.pool.log
+    if seq is None or log is None:
+        return
+    keys = in_group(line.group, wanted_keys(seq, state.limits))
+    entry = next((entry for entry, key in enumerate(keys) if key == line.key), None)
+    if entry is not None:
+        log.stored(seq.chain.content(seq.tokens, entry, line.group))
 
 
 def _stored(state: SchedulerState, order: Order, answer: Answer) -> None:

@@ -138,7 +138,11 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     """Return counters since the start of the process; all zero before the workers were reached."""
     if engine.state is None:
         return pb.SchedulerStats(pause=engine.pauses.info)
-    return _stats(engine, engine.state)
+    told = _stats(engine, engine.state)
+    if engine.log is not None:
+        told.num_kv_event_batches = engine.log.num_batches
+        told.num_kv_event_batches_dropped = engine.log.num_dropped
+    return told
 
 
 def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
