@@ -27,6 +27,7 @@ from .apis.embeddings.job import EMBEDDING, RERANK, SCORE
 from .apis.invocations.job import INVOCATION
 from .apis.messages.request import COUNT, MESSAGE
 from .apis.openai.job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from .apis.openai.tokens import GENERATE, RENDER_CHAT, RENDER_COMPLETION
 from .apis.responses.request import CONTINUED, RESPONSE
 from .generation.schema_check import CHECK
 from .text import wire
@@ -42,6 +43,9 @@ _JOBS: tuple[Job[Any], ...] = (
     COMPLETION,
     TOKENIZE,
     DETOKENIZE,
+    GENERATE,
+    RENDER_CHAT,
+    RENDER_COMPLETION,
     EMBEDDING,
     SCORE,
     RERANK,

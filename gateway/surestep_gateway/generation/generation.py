@@ -142,6 +142,8 @@ async def _generation(
         sequences.append(builder.build(index, prompts[index // n].token_ids))
         if index % _BATCH == _BATCH - 1:
             await asyncio.sleep(0)  # others have a turn
+    if builder.emitted_ids:
+        await sequences[0].go_on_behind(builder.emitted_ids)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
         id=generation_id,
@@ -193,6 +195,11 @@ class _SequenceBuilder:
     usage: TokenUsage
     siblings: Siblings
 
+    @property
+    def emitted_ids(self) -> Sequence[int]:
+        """Tokens of the only sequence that another server has delivered."""
+        return getattr(self.body, "emitted_ids", None) or ()
+
     def build(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
         journal, pool = self._journal(index, prompt_ids), self.gateway.pool
         timeouts = Timeouts.of(self.gateway.settings)
@@ -222,11 +229,13 @@ class _SequenceBuilder:
             ignore_eos=bool(body.ignore_eos),
             seed=sibling_seed(self.seed, index % (body.n or 1)),
             tenant=self.tenant,
+            session=self.origin.caller.session,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             adapter=self.gateway.settings.adapter_named(body.model),
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
             want_drafted=wants_drafted(body),
+            emitted_ids=[*self.emitted_ids],
         )
 
     def _max_tokens(self, prompt_len: int) -> int | None:

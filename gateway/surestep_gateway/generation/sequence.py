@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from surestep_common.errors import Unimplemented
+from surestep_common.errors import InvalidRequest, Unimplemented
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import ABORTED, LENGTH, STOP, GenerateChunk
 
@@ -196,6 +196,21 @@ class OutputSequence:
     def num_reasoning_tokens(self) -> int | None:
         """Reasoning tokens so far; None where reasoning is not parsed."""
         return self._assembler.num_reasoning_tokens
+
+    async def go_on_behind(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that another server has delivered. Raise InvalidRequest if they end it."""
+        ended = token_ids[-1] in self.journal.sampling.stop_token_ids
+        ended |= token_ids[-1] in self._eos_ids and not self.journal.ignore_eos
+        for first in range(0, len(token_ids), _SLICE_ROWS):
+            part = token_ids[first : first + _SLICE_ROWS]
+            piece = self._assembler.push(part, ended=False, stop_token=False)
+            if ended or piece.stop is not None or piece.repeats:
+                raise InvalidRequest(
+                    "the answer had ended already within 'emitted_ids'", param="emitted_ids"
+                )
+            if self._check is not None:
+                self._check.add(piece.events)
+            await asyncio.sleep(0)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield deltas until the one with the finish reason; closing the generator aborts."""

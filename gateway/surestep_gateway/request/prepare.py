@@ -22,6 +22,7 @@ from surestep_gateway.request.prepared import (
     Prompt,
     bad_words,
     bounded_text,
+    check_vocab,
     completion_prompt,
     fit_prompt,
     ids_and_texts,
@@ -112,13 +113,20 @@ def draft_completion(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[PreparedRequest]:
     """POST /v1/completions. Raises SurestepError."""
-    request = parse(CompletionRequest, raw)
+    return draft_completion_request(processor, parse(CompletionRequest, raw), info)
+
+
+def draft_completion_request(
+    processor: TextProcessor, request: CompletionRequest, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
+    """Check a completion. Raise SurestepError."""
     _check_common(processor, request, info)
     wanted = _wanted(processor, request)
     given, texts = ids_and_texts(request.prompt, "prompt")
     most = info.max_model_len
     bounded = [bounded_text(text, processor.tokenizer, request, most, "prompt") for text in texts]
     _check_number(request, len(given) + len(texts))
+    _check_emitted(request, len(given) + len(texts), info)
     processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
 
     def finish(encoded: Sequence[list[int]]) -> PreparedRequest:
@@ -183,6 +191,22 @@ def _check_number(request: CompletionRequest, num_prompts: int) -> None:
             f"{num_prompts} prompts with n={request.n} are more than {MAX_SEQUENCES} sequences",
             param="n",
         )
+
+
+def _check_emitted(request: CompletionRequest, num_prompts: int, info: SchedulerInfo) -> None:
+    """Check what an answer goes on behind. Raise InvalidRequest where it could become another."""
+    if request.emitted_ids is None:
+        return
+    check_vocab(request.emitted_ids, "emitted_ids", info.vocab_size)
+    problem = ""
+    if num_prompts * (request.n or 1) > 1:
+        problem = "are those of one answer: one prompt, and no 'n'"
+    elif request.echo or request.prompt_logprobs is not None:
+        problem = "follow the prompt: 'echo' and 'prompt_logprobs' were answered before them"
+    elif request.seed is None and request.temperature != 0:
+        problem = "need the 'seed' that they were drawn with, or 'temperature': 0"
+    if problem:
+        raise InvalidRequest(f"'emitted_ids' {problem}", param="emitted_ids")
 
 
 def _wanted(processor: TextProcessor, request: GenerationBody) -> Wanted | None:

@@ -325,6 +325,8 @@ class CompletionBody(GenerationBody):
     max_tokens: Natural | None = None  # with 0 nothing is generated: prompts are scored, or echoed
     echo: bool | None = None
     logprobs: Annotated[Whole, Field(ge=0)] | None = None
+    # Tokens of this answer that another server has delivered already: it goes on behind them.
+    emitted_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
 
 
 def kind_of_prompt(prompt: Any) -> str:

@@ -139,6 +139,10 @@ class ChoiceBuilder(Protocol):
     name: str  # of the whole object
     chunk_name: str  # of a piece
 
+    @property
+    def head(self) -> Json:
+        """Return further keys of both."""
+
     async def opening(self, sequence: OutputSequence) -> Json | None:
         """Return the choice that opens a sequence's stream, None if there is none."""
 
@@ -159,7 +163,12 @@ class ChoiceBuilder(Protocol):
 
 
 class _Choices:
-    """Common part of both formats."""
+    """Common part of all formats."""
+
+    @property
+    def head(self) -> Json:
+        """Return further keys of every object."""
+        return {}
 
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
         self._gateway = gateway
@@ -247,7 +256,7 @@ class ChatChoices(_Choices):
             extra["prompt_token_ids"] = await _ids(self._generation.prompts[0])
         found = self._generation.sequences[0].prompt_logprobs
         if found is not None:
-            extra["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
+            extra["prompt_logprobs"] = await prompt_logprobs_shown(found, self._speller)
         return extra
 
     def _shown(self, events: Sequence[Event]) -> Sequence[Event]:
@@ -324,7 +333,7 @@ class CompletionChoices(_Choices):
             choice["drafted"] = gathered.drafted
         if self._generation.body.prompt_logprobs is not None:
             found = sequence.prompt_logprobs or LogprobColumns()
-            choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
+            choice["prompt_logprobs"] = await prompt_logprobs_shown(found, self._speller)
         return choice | violations_shown(gathered.violations)
 
     async def extra(self) -> Json:
@@ -351,7 +360,8 @@ class CompletionChoices(_Choices):
         if builder is None:
             start = len(self._prompt_text(sequence)) if self._echo else 0
             prompt = self._generation.prompt_of(sequence)
-            text = TextOfTokens(self._new_detokenizer(prompt.token_ids), start=start)
+            emitted = getattr(self._generation.body, "emitted_ids", None) or ()
+            text = TextOfTokens(self._new_detokenizer([*prompt.token_ids, *emitted]), start=start)
             builder = CompletionLogprobs(self._speller, text)
             self._logprobs[sequence.index] = builder
         return builder.build(found)
@@ -378,7 +388,8 @@ async def _ids(prompt: Prompt) -> RawJson:
     return lists.finish()["ids"]
 
 
-async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
+async def prompt_logprobs_shown(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
+    """Return those of a prompt, position by position."""
     lists = GrowingLists()
     lists.extend({"all": [None]})  # of the first token
     for part in position_slices(found):

@@ -34,6 +34,13 @@ from surestep_gateway.apis.openai.job import (
     TokenizeBody,
     TokenizeChatBody,
 )
+from surestep_gateway.apis.openai.tokens import (
+    GENERATE,
+    RENDER_CHAT,
+    RENDER_COMPLETION,
+    GenerateBody,
+    TokenChoices,
+)
 from surestep_gateway.apis.requests import deadline_of, model_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description
 from surestep_gateway.context import Gateway, Models
@@ -71,6 +78,17 @@ _COMPLETION = Description(
     streams=True,
     errors=COUNTED_ERRORS,
 )
+_GENERATE = Description(
+    summary="Go on with tokens.", bodies=(GenerateBody,), streams=True, errors=COUNTED_ERRORS
+)
+_RENDER_CHAT = Description(
+    summary="Tokens and parameters of a chat.", bodies=(ChatRequest,), errors=COUNTED_ERRORS
+)
+_RENDER_COMPLETION = Description(
+    summary="Tokens and parameters of a completion.",
+    bodies=(CompletionRequest,),
+    errors=COUNTED_ERRORS,
+)
 _MODELS = Description(summary="Served names.", errors=(401, 503))
 _TOKENIZE = Description(
     summary="Tokens of a text or a chat.",
@@ -102,6 +120,9 @@ class OpenAIRoutes:
             counted("POST", "/v1/completions", self.completions, _COMPLETION),
             at_once("GET", "/v1/models", self.models, _MODELS),
             model,
+            counted("POST", "/inference/v1/generate", self.generate, _GENERATE),
+            counted("POST", "/v1/chat/completions/render", self.render_chat, _RENDER_CHAT),
+            counted("POST", "/v1/completions/render", self.render_completion, _RENDER_COMPLETION),
             counted("POST", "/tokenize", self.tokenize, _TOKENIZE),
             counted("POST", "/detokenize", self.detokenize, _DETOKENIZE),
         ]
@@ -119,6 +140,15 @@ class OpenAIRoutes:
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, COMPLETION, request, deadline)
         return await self.answer_completion(gateway, request, prepared, arrived, deadline)
+
+    async def generate(self, request: Request) -> Response:
+        """POST /inference/v1/generate"""
+        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        deadline = deadline_of(gateway)
+        prepared = await prepare(gateway, GENERATE, request, deadline)
+        origin = origin_of(request, prepared.body, arrived)
+        generation = await completion_generation(gateway, prepared, origin, deadline)
+        return await _answer(gateway, request, generation, TokenChoices(gateway, generation))
 
     async def answer_chat(
         self,
@@ -152,7 +182,8 @@ class OpenAIRoutes:
         return JsonPieces([answer], gateway.answers)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models; 503 until one can be asked, which readiness probes rely on."""
+        """GET /v1/models; 503 while none can be asked, which readiness probes rely on."""
+        self._models.check_well()
         if not any(one.pool.is_known or one.pool.comes_and_goes for one in self._models.all):
             _ = self._models.first.pool.info  # which raises
         cards = [self._card(name) for name in self._models.names]
@@ -189,6 +220,14 @@ class OpenAIRoutes:
             "default_sampling_params": info and shown(info.defaults),
             "status": {"value": gateway.pool.residence},
         }
+
+    async def render_chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions/render"""
+        return await self._answer_with(RENDER_CHAT, request)
+
+    async def render_completion(self, request: Request) -> Response:
+        """POST /v1/completions/render"""
+        return await self._answer_with(RENDER_COMPLETION, request)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -231,7 +270,7 @@ class ChoiceEvents:
         self._usage_always = force_usage or bool(
             include and options and options.continuous_usage_stats
         )
-        self._head = envelope(generation, builder.chunk_name)
+        self._head = envelope(generation, builder.chunk_name) | builder.head
         self._begun = False
         self._told = self._counted(output=0)
 
@@ -308,7 +347,8 @@ async def _whole_answer(
     generation: Generation, builder: ChoiceBuilder, gathered: dict[int, CompletionOutput]
 ) -> list[bytes | bytearray]:
     """Return the response in pieces, one choice at a time, so that other tasks can run."""
-    pieces: list[bytes | bytearray] = [orjson.dumps(envelope(generation, builder.name))[:-1]]
+    head = envelope(generation, builder.name) | builder.head
+    pieces: list[bytes | bytearray] = [orjson.dumps(head)[:-1]]
     pieces.append(b',"choices":[')
     for sequence in generation.sequences:
         if sequence.index:
