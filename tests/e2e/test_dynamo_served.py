@@ -39,9 +39,10 @@ START_S = 120
 
 
 class Dynamo:
-    """A frontend and workers before one scheduler."""
+    """A frontend and workers before schedulers."""
 
     def __init__(self, folder: Path, scheduler: str) -> None:
+        """`scheduler`: of workers that have no other."""
         self._folder, self._scheduler = folder, scheduler
         self._variables = {"DYN_FILE_KV": str(folder / "kv")}
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -56,15 +57,17 @@ class Dynamo:
         self.processes.append(process)
         return process
 
-    def frontend(self) -> None:
+    def frontend(self, *more: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/v1"
         words = "--http-host", "127.0.0.1", "--http-port", str(port), "--migration-limit", "20"
-        self.start("frontend", "dynamo.frontend", *words)
+        self.start("frontend", "dynamo.frontend", *words, *more)
 
-    async def worker(self) -> subprocess.Popen[bytes]:
+    async def worker(self, *more: str) -> subprocess.Popen[bytes]:
         """Start one more when the dead are forgotten, and wait until the frontend knows it."""
-        words = "--scheduler", self._scheduler, "--grpc-api-key", KEY, "--served-model-name", MODEL
+        words = "--grpc-api-key", KEY, "--served-model-name", MODEL, *more
+        if "--scheduler" not in more:
+            words = "--scheduler", self._scheduler, *words
         async with httpx.AsyncClient() as client, asyncio.timeout(START_S):
             await self._know_the_living(client)
             process = self.start("worker", "surestep_cli", "dynamo", *words)
@@ -80,25 +83,39 @@ class Dynamo:
         with contextlib.suppress(httpx.HTTPError):
             if (await client.get(f"{self.url}/models")).json()["data"]:
                 health = await client.get(self.url.removesuffix("v1") + "health")
-                return len(health.json()["instances"])
+                known = health.json()["instances"]
+                return sum(one["endpoint"] == "generate" for one in known)
         return 0
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Dynamo]]:
-    folder = tmp_path_factory.mktemp("dynamo")
-    model = make_tiny_checkpoint(folder / MODEL, seed=7, tokenizer=True, max_position=2048)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / MODEL
+    return make_tiny_checkpoint(folder, seed=7, tokenizer=True, max_position=2048)
+
+
+@contextlib.contextmanager
+def served(model: Path, logs: Path, *flags: str) -> Iterator[tuple[Stack, str]]:
+    """A server with a scheduler at this address."""
     address = f"127.0.0.1:{free_port()}"
-    flags = "--scheduler-listen", address, "--grpc-api-key", KEY, "--kv-cache-memory", "0.1"
-    with serve(model, folder / "logs", *flags) as running:
+    own = "--scheduler-listen", address, "--grpc-api-key", KEY, "--kv-cache-memory", "0.1"
+    with serve(model, logs, *own, *flags) as running:
+        yield running, address
+
+
+@pytest.fixture(scope="module")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Dynamo]]:
+    folder = tmp_path_factory.mktemp("dynamo")
+    with served(model, folder / "logs") as (running, address), contextlib.ExitStack() as ends:
         dynamo = Dynamo(folder, address)
-        try:
-            dynamo.frontend()
-            yield running, dynamo
-        finally:
-            for process in dynamo.processes:
-                process.kill()
-                process.wait()
+        ends.callback(dynamo.kill)
+        dynamo.frontend()
+        yield running, dynamo
 
 
 @contextlib.asynccontextmanager
@@ -210,3 +227,57 @@ async def test_a_worker_that_is_told_to_stop_does(stack: tuple[Stack, Dynamo]) -
     process = await dynamo.worker()
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 60) == 0
+
+
+@pytest.fixture
+def pair(model: Path, tmp_path: Path) -> Iterator[list[tuple[Stack, str, str]]]:
+    """Two servers, the addresses of their schedulers and of their events."""
+    with contextlib.ExitStack() as ends:
+        servers = []
+        for name in ("first", "second"):
+            endpoint = f"tcp://127.0.0.1:{free_port()}"
+            config = {
+                "enable_kv_cache_events": True,
+                "endpoint": endpoint.replace("127.0.0.1", "*"),
+            }
+            flags = "--kv-events-config", json.dumps(config), "--share-prefix-cache-between-keys"
+            server = ends.enter_context(served(model, tmp_path / name, *flags))
+            servers.append((*server, endpoint))
+        yield servers
+
+
+async def num_stored(url: str, client: httpx.AsyncClient) -> float:
+    """Stores that the router has taken in."""
+    text = (await client.get(url.removesuffix("v1") + "metrics")).text
+    lines = [line for line in text.splitlines() if "kv_cache_events_applied{" in line]
+    stored = [line for line in lines if 'event_type="stored",status="ok"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in stored)
+
+
+async def test_prompts_go_where_their_beginning_is(
+    pair: list[tuple[Stack, str, str]], tmp_path: Path
+) -> None:
+    """The router never saw it: each scheduler was asked by its own gateway, and told of its blocks."""
+    dynamo = Dynamo(tmp_path, pair[0][1])
+    try:
+        dynamo.frontend("--router-mode", "kv")
+        for _, address, endpoint in pair:
+            await dynamo.worker("--scheduler", address, "--kv-events-endpoint", endpoint)
+        for number, name in enumerate(("red", "blue", "green", "grey", "pink", "gold")):
+            prompt = " ".join(f"{name} {n}" for n in range(60))
+            home, away = pair[number % 2][0], pair[1 - number % 2][0]
+            async with httpx.AsyncClient() as client:
+                known = await num_stored(dynamo.url, client)
+            async with client_of(home.url + "/v1") as client:
+                await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2)
+            async with httpx.AsyncClient() as client, asyncio.timeout(30):
+                while await num_stored(dynamo.url, client) <= known:
+                    await asyncio.sleep(0.05)
+            before = away.metric("vllm:prompt_tokens_total")
+            found = home.metric("vllm:prefix_cache_hits_total")
+            async with client_of(dynamo.url) as client, asyncio.timeout(60):
+                await client.completions.create(model=MODEL, prompt=prompt + " end", max_tokens=2)
+            assert home.metric("vllm:prefix_cache_hits_total") >= found + 200, name
+            assert away.metric("vllm:prompt_tokens_total") == before, name
+    finally:
+        dynamo.kill()

@@ -56,6 +56,13 @@ class Dynamo(Settings):
         default_factory=lambda: _of_dynamo("EVENT_PLANE", None),
         description="how events go: zmq, nats; default: DYN_EVENT_PLANE, or Dynamo's own",
     )
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        pattern="^(tcp|ipc)://",
+        description="where the scheduler publishes KV events, e.g. tcp://HOST:5557: the router "
+        "then sends prompts to the worker that has their beginning",
+    )
+    kv_events_topic: str = Field(default="", description="topic of these events")
     dyn_tool_call_parser: str | None = Field(
         default=None, description="tool parser of Dynamo's frontend"
     )

@@ -11,6 +11,7 @@ from typing import Any, Self
 from dynamo._core import Context
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.publisher import KvEventSource, ZmqSource
 from dynamo.llm import exceptions
 from surestep.client import AsyncClient, Tls
 from surestep_common import errors
@@ -121,6 +122,11 @@ class SurestepEngine(LLMEngine):
             ),
         )
 
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        """Return where the scheduler's events are, for which the frontend's router asks."""
+        endpoint, topic = self._settings.kv_events_endpoint, self._settings.kv_events_topic
+        return [] if endpoint is None else [ZmqSource(endpoint, topic)]
+
     async def generate(
         self, request: dict[str, Any], context: Context
     ) -> AsyncGenerator[Chunk, None]:
@@ -166,14 +172,20 @@ class SurestepEngine(LLMEngine):
 
     async def _chunks(self, asked: Wanted) -> AsyncGenerator[Chunk, None]:
         count = cached = 0
+        scored: list[Any] = []  # positions of the prompt
         stream = self._client.stream(asked.prompt_ids, asked.sampling, **asked.options)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 count += len(chunk.token_ids)
                 if chunk.HasField("start"):
                     cached = chunk.start.num_cached_tokens
+                if chunk.HasField("prompt_logprobs"):
+                    scored += map(_by_token, _alternatives(chunk.prompt_logprobs))
                 if chunk.token_ids or chunk.finish_reason:
-                    yield _told(chunk, asked, count, cached)
+                    told = _told(chunk, asked, count, cached)
+                    if chunk.finish_reason and asked.sampling.want_prompt_logprobs:
+                        told["engine_data"] = {"prompt_logprobs": [None, *scored]}
+                    yield told
 
     async def health_check_payload(self) -> dict[str, Any] | None:
         """Return the smallest request there is."""
@@ -220,6 +232,11 @@ def _alternatives(columns: LogprobColumns) -> Iterator[list[dict[str, Any]]]:
         begin += num
         rows = [_row(each, value, place) for place, (each, value) in enumerate(tops, 1)]
         yield rows if token in ids else [*rows, _row(token, logprob, rank)]
+
+
+def _by_token(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a position of the prompt, as Dynamo tells it."""
+    return {str(r["token_id"]): {"logprob": r["logprob"], "rank": r["rank"]} for r in rows}
 
 
 def _row(token: int, logprob: float, rank: int) -> dict[str, Any]:

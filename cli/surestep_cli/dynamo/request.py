@@ -30,7 +30,6 @@ _REFUSED = {
     "use_beam_search": "beams are not searched",
     "length_penalty": "beams are not searched",
     "max_thinking_tokens": "reasoning has no budget of its own here",
-    "prompt_logprobs": "those of the answer are told alone",
     "multi_modal_data": "text is served alone",
     "prefill_result": "a prompt is computed where its answer is",
     "encoder_result": "text is served alone",
@@ -56,8 +55,8 @@ def wanted(request: Fields, request_id: str, defaults: SamplingDefaults) -> Want
     Dynamo migrates a request by sending prompt and tokens so far as the prompt of another one with
     the same id. The noise of a token depends on seed, position and token alone, so that the text
     goes on as it would have; a seed that was not given follows from the id. Penalties that count
-    the output and `min_tokens` do not survive that: such a request is held, its tokens come at its
-    end, and if it is migrated before that it begins anew.
+    the output, `min_tokens` and the prompt's log-probabilities do not survive that: such a request
+    is held, its tokens come at its end, and if it is migrated before that it begins anew.
     """
     asked, stop = _part(request, "sampling_options"), _part(request, "stop_conditions")
     asked = {**asked, **_part(_part(request, "extra_args"), "sampling_options")}
@@ -84,12 +83,13 @@ def wanted(request: Fields, request_id: str, defaults: SamplingDefaults) -> Want
     )
     counted = [getattr(sampling if asked.get(n) is not None else defaults, n) for n in _OF_OUTPUT]
     held = sampling.min_tokens > 0 or bool(sampling.bad_words) or any(counted)
+    held = held or sampling.want_prompt_logprobs
     return Wanted(prompt_ids, sampling, options, held)
 
 
 def _sampling(asked: Fields, stop: Fields, told: Fields) -> SamplingParams:
     top_k = _number(asked, "top_k", int)
-    logprobs = _number(told, "logprobs", int)
+    logprobs, of_prompt = (_number(told, name, int) for name in ("logprobs", "prompt_logprobs"))
     ends = {token for name in _ENDS for token in stop.get(name) or ()}
     banned = asked.get("bad_words_token_ids") or ()
     try:
@@ -103,6 +103,8 @@ def _sampling(asked: Fields, stop: Fields, told: Fields) -> SamplingParams:
             bad_words=[TokenSequence(token_ids=ids) for ids in banned],
             want_logprobs=logprobs is not None,
             num_top_logprobs=logprobs or 0,
+            want_prompt_logprobs=of_prompt is not None,
+            num_top_prompt_logprobs=of_prompt or 0,
             grammar=_grammar(_part(asked, "guided_decoding")),
         )
     except (TypeError, ValueError) as error:

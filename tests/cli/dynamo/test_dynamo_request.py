@@ -67,6 +67,7 @@ def test_every_parameter_arrives() -> None:
         ignore_eos=True,
         stop_token_ids=[8],
         logprobs=2,
+        prompt_logprobs=3,
         cache_salt="s",
     )
     sampling = found.sampling
@@ -75,6 +76,7 @@ def test_every_parameter_arrives() -> None:
     assert (sampling.top_k, sampling.seed, dict(sampling.logit_bias)) == (0, 7, {3: 2.0})
     assert list(sampling.stop_token_ids) == [2, 8]
     assert (sampling.want_logprobs, sampling.num_top_logprobs) == (True, 2)
+    assert (sampling.want_prompt_logprobs, sampling.num_top_prompt_logprobs) == (True, 3)
     assert found.options == {"max_tokens": 4, "ignore_eos": True, "cache_salt": "s"}
 
 
@@ -89,6 +91,7 @@ def test_a_seed_that_was_not_given_follows_from_the_id() -> None:
         ({"frequency_penalty": -0.5}, True),
         ({"min_tokens": 3}, True),
         ({"bad_words_token_ids": [[4, 5]]}, True),
+        ({"prompt_logprobs": 0}, True),
         ({"repetition_penalty": 1.3}, False),
         ({"presence_penalty": 0.0, "min_tokens": 0}, False),
     ],
@@ -127,7 +130,7 @@ def test_constraints_become_grammars(guided: dict[str, Any], says: str) -> None:
         ({"best_of": 3}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"max_thinking_tokens": 9}, "max_thinking_tokens"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": "x"}, "prompt_logprobs"),
         ({"multi_modal_data": {"image": []}}, "multi_modal_data"),
         ({"guided_decoding": {"structural_tag": {}}}, "guided_decoding"),
         ({"guided_decoding": {"json": {}, "regex": "a"}}, "guided_decoding"),
