@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import httpx
@@ -14,7 +12,7 @@ import pytest
 import trustme
 from e2e.conftest import FLAGS
 from support.faults.private_mounts import needs_mounts, within
-from support.processes.stack import environment, own_cache, serve
+from support.processes.stack import environment, serve
 
 SCRIPT = (
     *("--served-model-name", "first", "second", "--dtype", "half", "--max_model_len", "0.5k"),
@@ -71,51 +69,37 @@ def test_a_server_on_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
 
 @needs_mounts
 @pytest.mark.timeout(180)
-def test_the_start_line_of_kserve(tiny_model: Path) -> None:
-    """As its template has it: nobody's rights, a model that cannot be written, little shared memory."""
-    folder = Path(tempfile.mkdtemp(prefix="kserve-", dir="/tmp"))  # where anybody goes
-    folder.chmod(0o777)
-    own_cache(folder / "own")
-    cache, logs = folder / "cache", folder / "logs"
-    shutil.copytree(folder / "own" / "surestep", cache / "surestep")
-    logs.mkdir()
-    logs.chmod(0o777)
-    for name in ("tls.crt", "tls.key"):
-        (folder / name).touch(mode=0o644)
+def test_the_start_line_of_kserve(tiny_model: Path, tmp_path: Path) -> None:
+    """As its template has it: no capability, a model that cannot be written, little shared memory."""
     issued = trustme.CA().issue_cert("127.0.0.1")
-    issued.cert_chain_pems[0].write_to_path(str(folder / "tls.crt"))
-    issued.private_key_pem.write_to_path(str(folder / "tls.key"))
-    offloading = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    offloading["kv_connector_extra_config"] = {"cpu_bytes_to_use": 1 << 20}  # type: ignore[assignment]
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    issued.cert_chain_pems[0].write_to_path(str(certificate))
+    issued.private_key_pem.write_to_path(str(key))
+    offloading = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
+    }
     line = (
         *("--served-model-name", "a", "publishers/ns/models/a", "--enable-ssl-refresh"),
         *("--disable-access-log-for-endpoints", "/health,/metrics,/ping"),
         *("--shutdown-timeout", "5", "--kv-transfer-config", json.dumps(offloading)),
-        *("--ssl-certfile", str(folder / "tls.crt"), "--ssl-keyfile", str(folder / "tls.key")),
+        *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
     )
-    mounts = within({Path("/dev/shm"): "64m", Path("/mnt"): "1m"}, filled=())
+    command = within({Path("/dev/shm"): "64m", Path("/mnt"): "1m"}, filled=())
     bind = f"mkdir /mnt/models && mount --bind {tiny_model} /mnt/models && "
     bind += 'mount -o remount,ro,bind /mnt/models && exec "$@"'
-    mounts[-2] = mounts[-2].replace('exec "$@"', bind)
-    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    variables = {
-        "HOME": "/home",
-        "XDG_CACHE_HOME": str(cache),
-        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-    }
-    try:
-        with serve(
-            *(Path("/mnt/models"), logs, *FLAGS, *line),
-            variables=variables,
-            within=[*mounts, *nobody],
-        ) as stack:
-            assert stack.url.startswith("https://")
-            told = stack.tail()
-            assert "listening on https://0.0.0.0:" in told
-            with httpx.Client(base_url=stack.url, verify=False, timeout=60) as client:
-                assert client.get("/health").status_code == 200
-                body = {"model": "publishers/ns/models/a", "prompt": "hi", "max_tokens": 2}
-                answer = client.post("/v1/completions", json=body)
-                assert answer.json()["usage"]["completion_tokens"] == 2
-    finally:
-        shutil.rmtree(folder)
+    command[-2] = command[-2].replace('exec "$@"', bind)
+    command += ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    with serve(
+        *(Path("/mnt/models"), tmp_path / "logs", *FLAGS, *line),
+        variables=variables,
+        within=command,
+    ) as stack:
+        assert "listening on https://0.0.0.0:" in stack.tail()
+        with httpx.Client(base_url=stack.url, verify=False, timeout=60) as client:
+            assert client.get("/health").status_code == 200
+            body = {"model": "publishers/ns/models/a", "prompt": "hi", "max_tokens": 2}
+            answer = client.post("/v1/completions", json=body)
+            assert answer.json()["usage"]["completion_tokens"] == 2

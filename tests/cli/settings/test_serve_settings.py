@@ -178,7 +178,9 @@ def test_a_scheduler_url_of_the_users_wins(children: Any) -> None:
 
 def test_everything_listens_on_the_loopback_interface(children: Any) -> None:
     """Unless told otherwise: by default, and where the launcher wires the services."""
-    assert GatewaySettings.model_fields["host"].default == "127.0.0.1"
+    assert (
+        GatewaySettings.model_fields["host"].get_default(call_default_factory=True) == "127.0.0.1"
+    )
     for cls in SERVICES:
         for name, field in cls.model_fields.items():
             if name.endswith("_listen"):

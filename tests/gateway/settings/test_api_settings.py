@@ -280,7 +280,7 @@ async def test_another_tokenizer(
     ("given", "told"),
     [
         ({"ssl_cert_reqs": 2}, "--ssl-cert-reqs needs --ssl-ca-certs"),
-        ({"ssl_ciphers": "x"}, "need --ssl-certfile"),
+        ({"ssl_ciphers": "x"}, "needs --ssl-certfile"),
         ({"root_path": "llm"}, "should match pattern"),
         ({"root_path": "/llm/"}, "should match pattern"),
         ({"chat_template_content_format": "parts"}, "'auto', 'string' or 'openai'"),
