@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,9 @@ import pytest
 import yaml
 from support.faults.private_mounts import needs_mounts
 from support.processes.stack import environment
+from surestep_cli.dynamo.command import Dynamo
 from surestep_gateway.settings.config import GatewaySettings
+from surestep_scheduler.config import KVEventsConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = shutil.which("docker-compose")
@@ -273,3 +276,15 @@ def test_a_second_model_has_services_of_its_own() -> None:
         addresses = services["services"][name]["environment"]["SURESTEP_WORKER_ADDRESSES"]
         assert addresses == f'["{name.replace("scheduler", "worker")}:50061"]'
         assert f"{name.replace('scheduler', 'worker')}" in services["services"]
+
+
+def test_dynamos_workers_read_the_events_of_their_schedulers() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "dynamo" / "compose.yaml").read_text())["services"]
+    for name in ("", "second-"):
+        surestep, command, *words = services[f"{name}dynamo-worker"]["command"]
+        assert (surestep, command) == ("surestep", "dynamo")
+        worker, scheduler = Dynamo.load(words), services[f"{name}scheduler"]["environment"]
+        assert worker.scheduler == f"{name}scheduler:50051"
+        events = KVEventsConfig(**json.loads(scheduler["SURESTEP_KV_EVENTS_CONFIG"]))
+        assert events.publishes
+        assert worker.kv_events_endpoint == events.endpoint.replace("*", f"{name}scheduler")
