@@ -199,7 +199,7 @@ def test_containers_that_fetch_have_resources_where_quotas_ask_for_some() -> Non
 
 
 @pytest.mark.parametrize(
-    ("least", "triggers", "ready"), [(0, 2, "/health"), (1, 1, "/health/ready")]
+    ("least", "triggers", "ready"), [(0, 2, "/health/live"), (1, 1, "/health/ready")]
 )
 def test_workers_sleep_until_a_gateway_has_a_request(least: int, triggers: int, ready: str) -> None:
     """Gateways stay ready for it: without them no request would come to wake the workers."""
