@@ -137,7 +137,8 @@ class TextAssembler:
 
     Stop strings are matched in the whole text, including reasoning and calls, but only behind the
     first `min_tokens` tokens. Tokens of the output's structure divide it into several texts, and
-    headers among them are not searched.
+    headers among them are not searched. What looked like a header and is text is searched as soon
+    as that is known: the output ends with the token that says so.
     """
 
     def __init__(
@@ -153,6 +154,8 @@ class TextAssembler:
     ) -> None:
         """`structure` has the parser's by their ids."""
         self._structure = structure or {}
+        self._divided = parser.structured if self._structure else None
+        self._num_searched = 0  # characters of the open header behind `min_tokens` tokens
         self._repetition = repetition
         self._detokenizer = detokenizer
         self._scanner = scanner
@@ -172,10 +175,6 @@ class TextAssembler:
         """Return whether the output calls a tool."""
         return self._parser.called
 
-    @property
-    def _in_header(self) -> bool:
-        return bool(self._structure) and self._parser.in_header
-
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
         """Add committed tokens: with `ended` the last ones, with `stop_token` a stop id last."""
         events: list[Event] = []
@@ -193,20 +192,47 @@ class TextAssembler:
     def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
         """Return the stop string that the token completes."""
         self._num_tokens += 1
-        if token_id in self._structure:
-            return self._push_mark(self._structure[token_id], events)
-        text = "" if hidden else self._detokenizer.push(token_id)
-        unsearched = self._num_tokens <= self._min_tokens or self._in_header
-        checked = text if unsearched else self._scanner.push(text)
+        mark = self._structure.get(token_id)
+        if mark is not None and self._divided is not None and self._divided.divides(mark):
+            return self._push_mark(mark, events)
+        text = "" if hidden else self._text_of(token_id, mark)
         before = self._parser.reasoning
-        stop = self._parse(checked, events)
+        stop = self._push_text(text, events)
         self._num_reasoning += before and self._parser.reasoning
         return stop
 
+    @property
+    def _searches(self) -> bool:
+        return self._num_tokens > self._min_tokens
+
+    def _text_of(self, token_id: int, mark: str | None) -> str:
+        if mark is None:
+            return self._detokenizer.push(token_id)
+        return self._detokenizer.flush() + mark
+
+    def _push_text(self, text: str, events: list[Event]) -> str | None:
+        """Return the stop string that the text completes."""
+        if self._divided is None or not self._divided.in_header:
+            return self._parse(self._scanner.push(text) if self._searches else text, events)
+        self._num_searched += len(text) * self._searches
+        return self._push_held(self._divided.hold(text), events)
+
+    def _push_held(self, text: str, events: list[Event]) -> str | None:
+        """Pass on the end of a header, which is text. Return the stop string that it completes."""
+        if not text:
+            return None
+        early = max(0, len(text) - self._num_searched)
+        events += self._parser.push(text[:early])
+        return self._parse(self._scanner.push(text[early:]), events)
+
     def _push_mark(self, mark: str, events: list[Event]) -> str | None:
-        stop = self._end_text(events)
-        if stop is None:
-            events += self._parser.mark(mark)
+        stop = self._end_text(events, mark)
+        if stop is not None:
+            return stop
+        more, text = self._parser.mark(mark)
+        events += more
+        stop = self._push_held(text, events)
+        self._num_searched = len(mark) * self._searches
         return stop
 
     def _push_end(self, events: list[Event]) -> str | None:
@@ -215,10 +241,11 @@ class TextAssembler:
             events += self._parser.finish()
         return stop
 
-    def _end_text(self, events: list[Event]) -> str | None:
-        """Pass on what was held back. Return the stop string that the end completes."""
-        rest = self._detokenizer.flush()
-        stop = self._parse(rest if self._in_header else self._scanner.push(rest), events)
+    def _end_text(self, events: list[Event], mark: str | None = None) -> str | None:
+        """Pass on what is held back until `mark`. Return the stop string that the end completes."""
+        stop = self._push_text(self._detokenizer.flush(), events)
+        if stop is None and self._divided is not None:
+            stop = self._push_held(self._divided.release(mark), events)
         if stop is None:
             events += self._parser.push(self._scanner.flush())
         return stop

@@ -116,7 +116,11 @@ class ReasoningParser(Parser, Protocol):
 
 
 class StructuredParser(ReasoningParser, Protocol):
-    """Parses an output that special tokens divide. It reads the calls as well."""
+    """Parses an output that special tokens divide. It reads the calls as well.
+
+    It holds headers back. Text among them is handed out before it is parsed, so that stop strings
+    are looked for in it.
+    """
 
     structure: ClassVar[tuple[str, ...]]  # the tokens that divide it, which are no text
 
@@ -124,8 +128,19 @@ class StructuredParser(ReasoningParser, Protocol):
     def in_header(self) -> bool:
         """Return whether the next text belongs to the structure, and not to the answer."""
 
-    def mark(self, token: str) -> list[Event]:
-        """Return the events that a token of `structure` decides."""
+    def hold(self, text: str) -> str:
+        """Add text to the open header. Return what turns out to be no header, for `push`."""
+
+    def divides(self, token: str) -> bool:
+        """Return whether a token of `structure` ends a text or a header here. It is text if not."""
+
+    def release(self, token: str | None) -> str:
+        """Return text that was held back, as `token` or the end (None) decides, for `push`."""
+
+    def mark(self, token: str) -> tuple[list[Event], str]:
+        """Return the events that a dividing token decides once `release` was asked, and the text
+        that was held back and follows it.
+        """
 
 
 def is_structured(parser: ReasoningParser | None) -> TypeGuard[StructuredParser]:

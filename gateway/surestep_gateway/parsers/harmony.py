@@ -110,7 +110,9 @@ class HarmonyParser:
         self._index = -1  # of the latest call
         self._wrote = False  # the open message has text
         self._written: set[_Kind] = set()  # kinds of messages that have text
+        self._of_prompt = 0  # characters of the open header
         self._read_prompt(prompt)
+        self._of_prompt = len(self._header or "")
 
     @property
     def in_header(self) -> bool:
@@ -126,30 +128,38 @@ class HarmonyParser:
         return self._header is not None or self._kind is Reasoning
 
     def push(self, text: str) -> list[Event]:
-        if self._header is None:
-            return self._write(text)
-        room = MAX_HEADER - len(self._header)
-        self._header += text[:room]
-        doubtful = len(self._header) == MAX_HEADER or (
-            len(read_header(self._header).rest) > _MAX_DOUBTFUL
-        )
-        return self._give_up() + self._write(text[room:]) if doubtful else []
+        return self._write(self.hold(text) if self.in_header else text)
 
-    def mark(self, token: str) -> list[Event]:
-        """Return the events that a special token of `structure` decides."""
+    def hold(self, text: str) -> str:
+        """Add text to the open header. Return what turns out to be no header."""
+        header = self._header or ""
+        room = MAX_HEADER - len(header)
+        self._header = header = header + text[:room]
+        doubtful = len(header) == MAX_HEADER or len(read_header(header).rest) > _MAX_DOUBTFUL
+        return self._give_up() + text[room:] if doubtful else ""
+
+    def divides(self, token: str) -> bool:
+        """Return whether a token of `structure` ends a text or a header here."""
+        if token == _MESSAGE:
+            return self.in_header
+        return token in (START, *_ENDS) or (token == CHANNEL and not _lacks_channel(self._header))
+
+    def release(self, token: str | None) -> str:
+        """Return what was held of a header that `token`, or the end of the output, refutes."""
+        if token == _MESSAGE or (token is None and not read_header(self._header or "").rest):
+            return ""
+        return self._give_up()
+
+    def mark(self, token: str) -> tuple[list[Event], str]:
+        if token == _MESSAGE:
+            return self._open(self._header or "")
         if token in _ENDS:
-            return self._give_up() + self._close()
-        if token == START or (token == CHANNEL and not _lacks_channel(self._header)):
-            events = self._give_up()
-            self._header = token
-            return events
-        if token == _MESSAGE and self._header is not None:
-            return self._open(self._header)
-        return self.push(token)
+            return self._close(), ""
+        self._header = token
+        return [], ""
 
     def finish(self) -> list[Event]:
-        header, self._header = self._header, None
-        events = self._show(header) if header and read_header(header).rest else []
+        events = self._write(self.release(None))
         if self._kind is ToolArguments:
             events.append(ToolCallEnd(self._index))
         return events
@@ -157,16 +167,20 @@ class HarmonyParser:
     def _read_prompt(self, prompt: str) -> None:
         _, start, last = prompt.rpartition(START)
         for part in re.split(f"({'|'.join(map(re.escape, self.structure))})", start + last):
-            (self.mark if part in self.structure else self.push)(part)
+            if part in self.structure and self.divides(part):
+                self.release(part)
+                self.mark(part)
+            else:
+                self.push(part)
         if self._header and read_header(self._header).rest:  # not Harmony, and no text of the model
             self._header = ""
         self._written.clear()
 
-    def _open(self, header: str) -> list[Event]:
-        """Begin the message that a complete header announces."""
+    def _open(self, header: str) -> tuple[list[Event], str]:
+        """Begin the message that a complete header announces, and with which it may begin."""
         events = self._close() if self._kind is not None else []
         parsed = read_header(header)
-        self._header, self._wrote = None, False
+        self._header, self._wrote, self._of_prompt = None, False, 0
         name = self._function(parsed)
         if name is not None:
             self._kind = ToolArguments
@@ -174,24 +188,20 @@ class HarmonyParser:
             events.append(ToolCallStart(self._index, name))
         else:
             self._kind = _kind_of(parsed)
-        if _holds_text(header) or len(parsed.rest.split()) > _MOST_DOUBTFUL_WORDS:
-            events += self._write(parsed.rest)
-        return events
+        is_text = _holds_text(header) or len(parsed.rest.split()) > _MOST_DOUBTFUL_WORDS
+        return events, parsed.rest if is_text else ""
 
-    def _give_up(self) -> list[Event]:
-        """Take for text what was read of a header."""
-        header, self._header = self._header, None
-        return self._show(header) if header else []
-
-    def _show(self, header: str) -> list[Event]:
+    def _give_up(self) -> str:
+        """Return what of a header is text, and go on in the message that it belongs to."""
+        header, self._header = self._header or "", None
+        own, self._of_prompt = header[self._of_prompt :], 0
         if self._kind is not None:  # a marker within a message, and no end of it
-            return self._write(header)
+            return own
         parsed = read_header(header)
-        text = header if len(header) == MAX_HEADER else parsed.rest
-        if not text:
-            return []
-        self._kind, self._wrote = _kind_of(parsed), False
-        return self._write(text)
+        text = own if len(header) == MAX_HEADER else parsed.rest
+        if text:
+            self._kind, self._wrote = _kind_of(parsed), False
+        return text
 
     def _write(self, text: str) -> list[Event]:
         """Return the text of the open message, on a new line behind one of the same kind."""

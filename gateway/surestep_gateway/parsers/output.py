@@ -48,8 +48,8 @@ class OutputParser:
             self._drafts = DraftedCalls(tools)
         self._max_calls = max_calls
         self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
-        self._structured: StructuredParser | None = reasoning if is_structured(reasoning) else None
-        self.structure = self._structured.structure if self._structured is not None else ()
+        self.structured: StructuredParser | None = reasoning if is_structured(reasoning) else None
+        self.structure = self.structured.structure if self.structured is not None else ()
         self.sets_reasoning_apart = reasoning is not None
         self.called = False  # whether the output calls a tool
 
@@ -58,19 +58,15 @@ class OutputParser:
         """Return whether the text that comes next is reasoning."""
         return self._reasoning.reasoning
 
-    @property
-    def in_header(self) -> bool:
-        """Return whether the text that comes next belongs to the format, and not to the answer."""
-        return self._structured is not None and self._structured.in_header
-
     def push(self, text: str) -> list[Event]:
         """Return the events that `text` decides; `coalesce` joins those of a stretch of text."""
         return self._with_calls(self._reasoning.push(text))
 
-    def mark(self, token: str) -> list[Event]:
-        """Return the events that a token of `structure` decides."""
-        assert self._structured is not None, "a text parser has no structure"
-        return self._allowed(self._structured.mark(token))
+    def mark(self, token: str) -> tuple[list[Event], str]:
+        """Return the events that a dividing token decides, and the text that follows them."""
+        assert self.structured is not None, "a text parser has no structure"
+        events, text = self.structured.mark(token)
+        return self._allowed(events), text
 
     def finish(self) -> list[Event]:
         """Return the events that the end of the output decides."""
@@ -82,7 +78,7 @@ class OutputParser:
 
     def _with_calls(self, events: list[Event]) -> list[Event]:
         if self._tools is None:
-            return events if self._structured is None else self._allowed(events)
+            return events if self.structured is None else self._allowed(events)
         found: list[Event] = []
         for event in events:
             if isinstance(event, Content):

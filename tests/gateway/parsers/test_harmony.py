@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from support.clients.harmony_cases import PROMPT, ids_of, read, split, tokenizer
@@ -202,9 +203,7 @@ def test_characters_cut_by_a_special_token() -> None:
 @pytest.mark.parametrize("word", ["ab", "ab ", "to=", "<"])
 def test_a_header_without_an_end(begin: str, word: str) -> None:
     """It is text before it is long, and costs no more than text does."""
-    parser = HarmonyParser(PROMPT, ["weather"])
-    for part in split(begin):
-        (parser.mark if part in parser.structure else parser.push)(part)
+    parser = HarmonyParser(PROMPT + begin, ["weather"])
     piece = word * 16
     pushes = (1 << 20) // len(piece)
     started = time.process_time()
@@ -248,6 +247,51 @@ def test_stop_strings_and_special_tokens() -> None:
     found = read(output, stops=["m"])
     assert (found.stop, found.events) == ("m", [Reasoning("h")])
     assert found.num_tokens == len(ids_of(split("<|channel|>analysis<|message|>hm")))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "Hello, this is an answer without any channel, whose words go on",
+        "Hello there, to be short.<|return|>",
+        "<|channel|>analysis We think of this<|end|>",
+        "<|channel|>final a b c<|message|>and so on<|return|>",
+        "<|channel|>final<|message|>left<|channel|>right, and no header at all<|return|>",
+        "<|channel|>final<|message|>say <|constrain|>json and <|message|>x<|return|>",
+        "to=" * (MAX_HEADER // 3 + 4),
+    ],
+)
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings_in_what_looked_like_a_header(output: str, include: bool) -> None:
+    """The output ends with the token that completes them, or says that it is text."""
+    ids = ids_of(split(output))
+    (told,) = read(ids).events
+    assert isinstance(told, Content | Reasoning)
+    told_by = [texts(ids[:number], ended=number == len(ids)) for number in range(len(ids) + 1)]
+    places = [*range(min(len(told.text), 60)), *range(max(60, len(told.text) - 9), len(told.text))]
+    for stop in {told.text[at : at + length] for at in places for length in (1, 4, 9)}:
+        first, border = told.text.index(stop), told.text.find("<|channel|>")
+        if first < border < first + len(stop):
+            continue  # a token that may begin a header ends a text
+        ends = first + len(stop) * include
+        found = read(ids, stops=[stop], include_stop=include)
+        assert found.stop == stop
+        assert found.events == ([replace(told, text=told.text[:ends])] if ends else [])
+        assert found.num_tokens == next(n for n, text in enumerate(told_by) if stop in text)
+        assert read(ids, runs=[ids], stops=[stop], include_stop=include) == found
+
+
+def texts(ids: list[int], *, ended: bool) -> str:
+    return "".join(
+        one.text for one in read(ids, ended=ended).events if isinstance(one, Content | Reasoning)
+    )
+
+
+@pytest.mark.parametrize("end", ["", " and so on, and so on, and so on"])
+def test_held_text_waits_for_min_tokens_too(end: str) -> None:
+    early = len(ids_of(["Say one"]))
+    found = read(f"Say one, one more{end}", stops=["one", "Say"], min_tokens=early)
+    assert (found.stop, found.events) == ("one", [Content("Say one, ")])
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:

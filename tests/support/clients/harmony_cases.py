@@ -60,6 +60,7 @@ def read(
     prompt: str = PROMPT,
     tools: Sequence[str] = ("weather", "book"),
     stops: Sequence[str] = (),
+    include_stop: bool = False,
     min_tokens: int = 0,
     ended: bool = True,
 ) -> Read:
@@ -68,10 +69,10 @@ def read(
     parser = OutputParser(HarmonyParser(prompt, tools))
     assembler = TextAssembler(
         Detokenizer(tokenizer(), skip_special_tokens=True),
-        StopScanner(stops, include_stop=False),
+        StopScanner(stops, include_stop=include_stop),
         parser,
         min_tokens=min_tokens,
-        include_stop=False,
+        include_stop=include_stop,
         structure={i: mark for mark in parser.structure if (i := tokenizer().id(mark)) is not None},
     )
     events: list[Event] = []
