@@ -38,6 +38,8 @@ def attend(
     cache: LayerCache,
     context: Context,
     rows: list[tuple[int, int, int]],
+    *,
+    wider: list[int] | None = None,
     **options: Any,
 ) -> Tensor:
     """Attention of rows (context row, start, tokens), whose queries follow each other in q."""
@@ -45,6 +47,8 @@ def attend(
     start = torch.tensor([start for _, start, _ in rows], dtype=torch.int32)
     counts = [count for _, _, count in rows]
     batch = AttentionRows(context.block_tables, slots, row_bounds(counts), start, max(counts))
+    if wider is not None:
+        batch = batch._replace(wider=torch.tensor(wider, dtype=torch.int32))
     return kernels.paged_attention(q, cache, batch, q.shape[2] ** -0.5, **options)
 
 
@@ -122,6 +126,18 @@ def test_a_sliding_window_and_sinks(
     if not few or window == 16:
         assert_as_reference(column, reference, q, context, rows, window=window)
         assert_as_reference(column, reference, q, whole, rows, sinks=sinks)
+
+
+@pytest.mark.parametrize("window", [0, 1, 16, 100])
+def test_rows_whose_windows_are_wider(column: KernelSet, window: int) -> None:
+    """Each is what a window of its width gives alone; without a window all is seen anyway."""
+    context, q = make_context(LENGTHS, 2, 24, F32), torch.randn(sum(COUNTS), 6, 24)
+    cache, rows, wider = fill_cache(column, context), all_rows(), [0, 3, 15, 16, 0, 70]
+    made = attend(column, q, cache, context, rows, window=window, wider=wider)
+    parts = made.split(COUNTS), q.split(COUNTS), rows, wider
+    for part, own, row, more in zip(*parts, strict=True):
+        alone = attend(column, own, cache, context, [row], window=window and window + more)
+        assert_close(part, alone)
 
 
 @pytest.mark.parametrize(

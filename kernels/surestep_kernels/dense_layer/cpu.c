@@ -28,7 +28,7 @@ typedef struct {
     const int64_t *positions, *kv_slots;
     const int32_t *block_tables;
     const int64_t *slots;
-    const int32_t *cu_rows, *start;
+    const int32_t *cu_rows, *start, *wider;
     long tokens, rows, table_width, block_size;
 } layer_tokens;
 
@@ -89,7 +89,7 @@ static void attend(const dense_layer *l, const layer_tokens *t, void *out, char 
     surestep_store_kv(pages, k, v, t->kv_slots, t->tokens, width, width, l->kv_heads, dims,
                       t->block_size, l->dtype);
     surestep_paged_attention(out, heads, pages, t->block_tables, t->slots, t->cu_rows, t->start,
-                             l->sinks, t->rows, t->table_width, width, l->kv_heads,
+                             t->wider, l->sinks, t->rows, t->table_width, width, l->kv_heads,
                              l->q_heads / l->kv_heads, dims, t->block_size, l->window, l->scale,
                              0, l->dtype);
 }

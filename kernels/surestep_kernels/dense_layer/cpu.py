@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surestep_kernels.columns.cpu.binding import DTYPE_CODES, CFunction, Library
 from surestep_kernels.linear import PackedLinear, WeightFormat
-from surestep_kernels.paged_attention.cpu import row_pointers
+from surestep_kernels.paged_attention.cpu import row_pointers, wider_pointer
 from surestep_kernels.store_kv import LayerCache
 from surestep_kernels.store_kv.cpu import CachePages
 
@@ -59,7 +59,7 @@ class _Tokens(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("positions", "kv_slots", "block_tables", "slots")),
-        *((name, c_void_p) for name in ("cu_rows", "start")),
+        *((name, c_void_p) for name in ("cu_rows", "start", "wider")),
         *((name, c_long) for name in ("tokens", "rows", "table_width", "block_size")),
     )
 
@@ -122,7 +122,7 @@ def _address(tokens: LayerTokens, cache: LayerCache) -> int:
 def _tokens(tokens: LayerTokens, block_size: int) -> _Tokens:
     positions, kv_slots, rows = tokens.positions, tokens.kv_slots, tokens.rows
     assert positions.dtype is kv_slots.dtype is torch.int64
-    pointers = positions.data_ptr(), kv_slots.data_ptr(), *row_pointers(rows)
+    pointers = positions.data_ptr(), kv_slots.data_ptr(), *row_pointers(rows), wider_pointer(rows)
     sizes = positions.shape[0], rows.start.shape[0], rows.block_tables.shape[1], block_size
     return _Tokens(*pointers, *sizes)
 

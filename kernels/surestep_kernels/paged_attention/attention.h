@@ -30,11 +30,11 @@ typedef struct {
     cache_pages pages;
     const int32_t *block_tables;
     const int64_t *slots; /* of each row: its line of the block tables */
-    const int32_t *cu_rows, *start;
+    const int32_t *cu_rows, *start, *wider;
     const float *sinks; /* of each query head, or NULL */
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
     long table_width, q_stride, kv_heads, group, head_dim, head_elements, block_size, tile_tokens;
-    long window; /* positions that a query sees, its own included */
+    long window; /* positions that a query sees, its own included; those of some rows are wider */
     float scale, value_scale; /* of what keys give, of values */
     float softcap; /* of scores; 0 = none */
     int dtype;
@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     const attention_job *j;
     const int32_t *table;
-    long kv_head;
+    long kv_head, window;
     int count, unpacked, pairs;
     long keys[SPAN / GROUP], values[SPAN / GROUP]; /* cache index of each group of the span */
     long dims; /* of a head, up to whole vectors */

@@ -59,7 +59,7 @@ INLINE long clamp(long x, long least, long most) { return x < least ? least : x 
 static void attend_alone(query_tile *t, long first, long last, long seen, long base)
 {
     for (long i = first; i < last; i++) {
-        long n = clamp(seen + i - base, 0, SPAN), from = clamp(seen + i - t->j->window - base, 0, n);
+        long n = clamp(seen + i - base, 0, SPAN), from = clamp(seen + i - t->window - base, 0, n);
         if (from < n) attend_tokens(t, i, i + 1, from, n);
     }
 }
@@ -109,6 +109,7 @@ static void attention_task(const void *job, long index)
     t.j = j;
     t.table = j->block_tables + j->slots[row] * j->table_width;
     t.kv_head = index % j->kv_heads;
+    t.window = j->window + (j->wider ? j->wider[row] : 0);
     t.count = tokens * group;
     t.unpacked = t.count > SHARED_QUERIES;
     t.pairs = has_pairs(j);
@@ -116,10 +117,10 @@ static void attention_task(const void *job, long index)
     if (j->dtype == BF16) begin(&t, first_token, BF16);
     else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions up to the first token's own */
-    for (long base = clamp(seen - j->window, 0, seen) / SPAN * SPAN; base < seen + tokens - 1; base += SPAN) {
+    for (long base = clamp(seen - t.window, 0, seen) / SPAN * SPAN; base < seen + tokens - 1; base += SPAN) {
         /* Tokens that see the whole span share it; those before and behind take the part that they see. */
         long first = clamp(base + SPAN - seen, 0, tokens);
-        long last = clamp(base + j->window - seen + 1, first, tokens);
+        long last = clamp(base + t.window - seen + 1, first, tokens);
         long n = clamp(seen + tokens - 1 - base, 0, SPAN);
         find_groups(&t, base, n);
         if (t.unpacked) unpack_span(&t, n);
@@ -134,7 +135,8 @@ static void attention_task(const void *job, long index)
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
 void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
-                              const int32_t *cu_rows, const int32_t *start, const float *sinks,
+                              const int32_t *cu_rows, const int32_t *start,
+                              const int32_t *wider, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale,
                               float softcap, int dtype)
@@ -142,8 +144,8 @@ void surestep_paged_attention(void *out, const void *q, const cache_pages *pages
     assert(group <= TASK_QUERIES / 4 && head_dim <= MAX_HEAD_DIM);
     const float unit = pages->dtype == E4M3 ? 256 : 1; /* see load8 */
     const long tile_tokens = clamp(cu_rows[rows] / TASKS * group, TASK_QUERIES / 4, TASK_QUERIES) / group;
-    attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, sinks, NULL, table_width,
-                       q_stride, kv_heads, group, head_dim, head_elements(pages, head_dim, block_size),
+    attention_job j = {out, q, *pages, block_tables, slots, cu_rows, start, wider, sinks, NULL,
+                       table_width, q_stride, kv_heads, group, head_dim, head_elements(pages, head_dim, block_size),
                        block_size, tile_tokens, window ? window : LONG_MAX / 2, scale * pages->k_scale * unit,
                        pages->v_scale * unit, softcap, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);

@@ -41,7 +41,7 @@ def _unsupported(what: str, param: str) -> InvalidRequest:
 
 def load(library: Library) -> dict[str, CFunction]:
     """Return the op."""
-    run = library.long("paged_attention", "8P 8l 2f i")
+    run = library.long("paged_attention", "9P 8l 2f i")
     return {"paged_attention": partial(paged_attention, run)}
 
 
@@ -70,13 +70,13 @@ def paged_attention(
     shape = kv_heads, heads // kv_heads, head_dim, block_size, window
     sizes = rows.start.shape[0], rows.block_tables.shape[1], token_stride(q), *shape
     numbers = scale, softcap, DTYPE_CODES[q.dtype]
-    run(*streams, *row_pointers(rows), sinks_pointer, *sizes, *numbers)
+    run(*streams, *row_pointers(rows), wider_pointer(rows), sinks_pointer, *sizes, *numbers)
     return out
 
 
 def row_pointers(rows: AttentionRows) -> list[int]:
     """Return where the columns of rows lie."""
-    block_tables, slots, cu_rows, start, _ = rows
+    block_tables, slots, cu_rows, start = rows[:4]
     assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
     assert slots.dtype is torch.int64
     assert block_tables.is_contiguous()
@@ -85,3 +85,13 @@ def row_pointers(rows: AttentionRows) -> list[int]:
     assert slots.shape == (count,)
     assert cu_rows.shape == (count + 1,)
     return pointers(block_tables, slots, cu_rows, start)
+
+
+def wider_pointer(rows: AttentionRows) -> int | None:
+    """Return where it lies by how much the windows of rows are wider."""
+    if rows.wider is None:
+        return None
+    assert rows.wider.dtype is torch.int32
+    assert rows.wider.is_contiguous()
+    assert rows.wider.shape == rows.start.shape
+    return rows.wider.data_ptr()

@@ -223,6 +223,8 @@ def backend(name: str, attend: Callable[[Call], Tensor]) -> AttentionBackend:
         sinks: Tensor | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
+        if window and rows.wider is not None:
+            raise refuse(name, "it knows no windows that look ahead")
         return attend(Call(q, cache, rows, scale, window, sinks, softcap))
 
     def store(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:

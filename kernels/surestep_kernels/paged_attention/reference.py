@@ -9,6 +9,8 @@ from torch import Tensor
 
 from surestep_kernels.store_kv import INT8, LayerCache, decode_int8
 
+_UNLIMITED = 1 << 40  # positions
+
 
 class AttentionRows(NamedTuple):
     """R rows of T tokens. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
@@ -18,6 +20,7 @@ class AttentionRows(NamedTuple):
     cu_rows: Tensor  # i32[R+1] first token of each row, then the first of no row
     start: Tensor  # i32[R] committed length: position of the row's first token
     max_tokens: int  # upper bound of the tokens of a row, known on the host; it sizes launches
+    wider: Tensor | None = None  # i32[R] positions that each row's window has more; None: none
 
 
 class PagedAttention(Protocol):
@@ -47,19 +50,20 @@ def paged_attention_reference(
     """Attend q [T, Hq, D] to the cached keys and values; return [T, Hq, D].
 
     The i-th token of row r sees the KV positions 0..start[r]+i; with a `window` it sees only the
-    last `window` of them, itself included. A head's sink f32[Hq] is one more logit in the
-    denominator of its softmax. With a `softcap` the score s counts as softcap * tanh(s / softcap).
-    Positions that no token of the row sees never influence the result, whatever they hold. The
-    result of tokens that belong to no row is undefined.
+    last `window` of them, itself included, or wider[r] more. A head's sink f32[Hq] is one more
+    logit in the denominator of its softmax. With a `softcap` the score s counts as
+    softcap * tanh(s / softcap). Positions that no token of the row sees never influence the result,
+    whatever they hold. The result of tokens that belong to no row is undefined.
     """
-    block_tables, slots, cu_rows, start, _ = rows
+    block_tables, slots, cu_rows, start = rows[:4]
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
     row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # of tokens
     out = torch.zeros_like(q)
     if not len(row):
         return out
     index = torch.arange(len(row), device=q.device) - cu_rows.long()[row]  # within its row
-    seen = _Visible(start.long(), counts, window)
+    reach = torch.full_like(start, window or _UNLIMITED, dtype=torch.int64)
+    seen = _Visible(start.long(), counts, reach if rows.wider is None else reach + rows.wider)
     k = _gather_pages(cache, 0, block_tables, slots, seen)  # [R, Hkv, L, D]
     v = _gather_pages(cache, 1, block_tables, slots, seen)
     num_rows, num_kv_heads, span, head_dim = k.shape
@@ -83,21 +87,21 @@ class _Visible(NamedTuple):
 
     start: Tensor  # i64[R] position of the row's first token
     counts: Tensor  # i64[R] its tokens
-    window: int
+    reach: Tensor  # i64[R] positions that a token sees at most, its own included
 
     def by_token(self, tokens: int, span: int) -> Tensor:
         """Return bool[R, tokens, span]."""
         device = self.start.device
         own = self.start[:, None, None] + torch.arange(tokens, device=device)[:, None]
         position = torch.arange(span, device=device)
-        return (position <= own) & ((position > own - self.window) | (self.window == 0))
+        return (position <= own) & (position > own - self.reach[:, None, None])
 
     def by_row(self, span: int) -> Tensor:
         """Return bool[R, span]: what any token of the row sees."""
         position = torch.arange(span, device=self.start.device)
-        first = self.start[:, None] + 1 - self.window
+        first = self.start[:, None] + 1 - self.reach[:, None]
         behind = position >= (self.start + self.counts)[:, None]
-        return ~behind & ((position >= first) | (self.window == 0))
+        return ~behind & (position >= first)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

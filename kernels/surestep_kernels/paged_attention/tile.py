@@ -29,6 +29,7 @@ class Shape(NamedTuple):
     SOFTCAP: float  # 0 = none
     HAS_SCALES: bool
     HAS_SINKS: bool
+    HAS_WIDER: bool  # rows whose windows are wider
     PRECISION: str  # of products
     WIDEN: bool  # for Triton's interpreter, which cannot multiply bfloat16
 
@@ -59,14 +60,15 @@ class Queries(NamedTuple):
 
     q: Any  # [M, BLOCK_D]
     position: Any  # i32[M] of the token: the last position that the query sees
+    wider: Any  # positions that the window of the row has more
     own: Any  # queries that have a token
     token: Any  # of the batch, the first one's
 
 
 @triton.jit
-def visible_range(first, tokens, limit, C: tl.constexpr):
+def visible_range(first, tokens, wider, limit, C: tl.constexpr):
     """Return the positions seen by a tile of `tokens` tokens that begins at position `first`."""
-    begin = tl.maximum(first + 1 - C.WINDOW, 0) if C.WINDOW else 0
+    begin = tl.maximum(first + 1 - C.WINDOW - wider, 0) if C.WINDOW else 0
     return VisibleRange(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
 
 
@@ -81,7 +83,7 @@ def load_queries(q_ptr, q_stride, row, index, kv_head, C: tl.constexpr):
     at = flat[:, None] * q_stride + head[:, None] * C.D + dims[None, :]
     q = tl.load(q_ptr + at, mask=(dims < C.D)[None, :], other=0.0)
     own = tl.minimum(row.count - index, C.BLOCK_M // C.GROUP) * C.GROUP
-    return Queries(q, row.start + token, own, (row.begin + index).to(tl.int64))
+    return Queries(q, row.start + token, row.wider, own, (row.begin + index).to(tl.int64))
 
 
 @triton.jit
@@ -102,14 +104,14 @@ def _cap_scores(scores, scale, C: tl.constexpr):
 
 
 @triton.jit
-def _mask_scores(scores, v, position, last, C: tl.constexpr):
+def _mask_scores(scores, v, position, last, wider, C: tl.constexpr):
     """Set scores to -inf where a query does not see; non-finite values reach only those that do."""
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     broken = tl.max((~finite).to(tl.int32), axis=1)
     scores = tl.where(broken[None, :] > 0, float("nan"), scores)
     seen = position[None, :] <= last[:, None]
     if C.WINDOW:
-        seen = seen & (position[None, :] > last[:, None] - C.WINDOW)
+        seen = seen & (position[None, :] > last[:, None] - C.WINDOW - wider)
     return tl.where(seen, scores, float("-inf")), tl.where(finite, v, 0.0)
 
 
@@ -170,7 +172,8 @@ def _attend_blocks(
             scores = _cap_scores(scores, scale, C)
         factor = 1.0 if C.SOFTCAP > 0 else scale
         if MASKED:
-            scores, v = _mask_scores(scores, v, position, queries.position, C)
+            last, wider = queries.position, queries.wider
+            scores, v = _mask_scores(scores, v, position, last, wider, C)
         top = tl.maximum(m, tl.max(scores, axis=1) * factor)
         origin = tl.where(top == float("-inf"), 0.0, top)
         weights, decay = tl.exp2(scores * factor - origin[:, None]), tl.exp2(m - origin)

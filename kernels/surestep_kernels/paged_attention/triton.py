@@ -52,6 +52,7 @@ def _attend_kernel(
     slots_ptr,  # i64[R]
     cu_rows_ptr,  # i32[R+1]
     start_ptr,  # i32[R]
+    wider_ptr,  # i32[R]; HAS_WIDER only
     scale,  # of the scores, times log2(e)
     num_rows,
     num_blocks,
@@ -64,7 +65,8 @@ def _attend_kernel(
 ):
     wait_for_earlier_kernels()
     program, kv_head = tl.program_id(0) // C.KV_HEADS, tl.program_id(0) % C.KV_HEADS
-    rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
+    limit = table_width * C.BLOCK_SIZE
+    rows = Rows(cu_rows_ptr, start_ptr, wider_ptr, num_rows, limit, num_lines)
     offset = kv_head.to(tl.int64) * (C.BLOCK_SIZE * C.D)
     pages = Pages(k_ptr + offset, v_ptr + offset, tables_ptr, num_blocks)
     inputs = Inputs(rows, pages, slots_ptr, q_ptr, q_stride, kv_head)
@@ -93,9 +95,9 @@ def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.c
     end = (units * (share + 1) // num_shares).to(tl.int32)
     while at < end:
         place = find_unit(rows, at, C, False)
-        row = load_row(rows, place.row)
+        row = load_row(rows, place.row, True, C)
         queries, pages, seen = load_tile(inputs, place.row, 0, C)
-        first, splits = splits_of(rows, row.start, row.count, C)
+        first, splits = splits_of(rows, row, C)
         behind = tl.minimum(splits, place.unit + end - at)
         for split in range(place.unit, behind):
             m, total, acc = attend_split(queries, pages, seen, scale, first + split, C)
@@ -136,6 +138,7 @@ def _merge_kernel(
     sinks_ptr,
     cu_rows_ptr,  # i32[R+1]
     start_ptr,  # i32[R]
+    wider_ptr,  # i32[R]; HAS_WIDER only
     num_rows,
     table_width,
     num_lines,
@@ -145,13 +148,14 @@ def _merge_kernel(
 ):
     """Merge the splits of a query exactly as a long row's program does, bit for bit."""
     wait_for_earlier_kernels()
-    rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
+    limit = table_width * C.BLOCK_SIZE
+    rows = Rows(cu_rows_ptr, start_ptr, wider_ptr, num_rows, limit, num_lines)
     number, index = tl.program_id(0) // max_tokens, tl.program_id(0) % max_tokens
-    row, head = load_row(rows, number), tl.program_id(1) + tl.arange(0, 1)
+    row, head = load_row(rows, number, True, C), tl.program_id(1) + tl.arange(0, 1)
     lines = (head // C.GROUP).to(tl.int64) * num_lines  # of other KV heads
     if (index >= row.count) | (row.count > C.BLOCK_M // C.GROUP):
         return
-    splits, line = splits_of(rows, row.start, row.count, C)[1], first_line(rows, number, C)
+    splits, line = splits_of(rows, row, C)[1], first_line(rows, number, C)
     if line + splits * row.count > num_lines:
         return
     line += index
@@ -194,14 +198,18 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
-    shape = _shape(q, cache, window, softcap, has_sinks=sinks is not None)
-    batch, (_, heads, head_dim) = _batch(q, cache, rows, window), q.shape
+    has_wider = bool(window) and rows.wider is not None
+    wider = rows.wider if has_wider else rows.start  # a pointer that is not read
+    shape = _shape(q, cache, window, softcap, HAS_SINKS=sinks is not None, HAS_WIDER=has_wider)
+    # The host does not know by how much windows are wider.
+    batch = _batch(q, cache, rows, 0 if has_wider else window)
+    _, heads, head_dim = q.shape
     grid = grid_of(batch)
     (attending, merging), width = grid.programs_of(batch), rows.block_tables.shape[1]
     sums = torch.empty(grid.lines, heads, head_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(grid.lines, heads, 2, dtype=torch.float32, device=q.device)
     _attend_kernel[attending](
-        *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:4]),
+        *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:4], wider),
         *(scale * LOG2_E.value, len(rows.start), len(cache.k), width),
         *(grid.shares, grid.lines, q.stride(0)),
         C=shape,
@@ -211,7 +219,7 @@ def paged_attention(
         enable_fp_fusion=False,
     )
     _merge_kernel[merging](
-        *(out, sums, stats, cache.scales, sinks, rows.cu_rows, rows.start),
+        *(out, sums, stats, cache.scales, sinks, rows.cu_rows, rows.start, wider),
         *(len(rows.start), width, grid.lines, grid.merges // len(rows.start)),
         C=shape,
         UNROLL=_UNROLL,
@@ -251,7 +259,7 @@ def _batch(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> Ba
     )
 
 
-def _shape(q: Tensor, cache: LayerCache, window: int, softcap: float, *, has_sinks: bool) -> Shape:
+def _shape(q: Tensor, cache: LayerCache, window: int, softcap: float, **has: bool) -> Shape:
     _, kv_heads, block_size, head_dim = cache.k.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
     block_n = 64 if block_d * q.itemsize <= 256 else 32
@@ -269,7 +277,7 @@ def _shape(q: Tensor, cache: LayerCache, window: int, softcap: float, *, has_sin
         WINDOW=window,
         SOFTCAP=softcap,
         HAS_SCALES=cache.scales is not None,
-        HAS_SINKS=has_sinks,
+        **has,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
         WIDEN=triton.knobs.runtime.interpret,
     )
@@ -289,5 +297,6 @@ def _check(q: Tensor, cache: LayerCache, rows: AttentionRows, sinks: Tensor | No
     assert rows.block_tables.dtype is rows.cu_rows.dtype is rows.start.dtype is torch.int32
     assert rows.slots.dtype is torch.int64
     assert rows.block_tables.is_contiguous()
+    assert rows.wider is None or rows.wider.dtype is torch.int32
     assert len(rows.slots) == len(rows.start) == len(rows.cu_rows) - 1
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)

@@ -22,6 +22,7 @@ class Rows(NamedTuple):
 
     cu: Any  # i32[R+1]
     start: Any  # i32[R]
+    wider: Any  # i32[R]; HAS_WIDER only
     count: Any  # R
     limit: Any  # positions: the capacity of a slot
     lines: Any  # of scratch
@@ -32,6 +33,7 @@ class Row(NamedTuple):
 
     begin: Any  # its first token
     start: Any  # the position of that
+    wider: Any  # positions that its window has more
     count: Any  # tokens
 
 
@@ -55,16 +57,19 @@ class Place(NamedTuple):
 
 
 @triton.jit
-def load_row(rows, row):
-    """Load a row of the batch."""
-    begin, start = tl.load(rows.cu + row), tl.load(rows.start + row)
-    return Row(begin, start, tl.load(rows.cu + row + 1) - begin)
+def load_row(rows, row, used, C: tl.constexpr):
+    """Load rows of the batch; those that are not `used` have no tokens."""
+    begin = tl.load(rows.cu + row, mask=used, other=0)
+    start = tl.load(rows.start + row, mask=used, other=0)
+    wider = tl.load(rows.wider + row, mask=used, other=0) if C.HAS_WIDER else 0
+    count = tl.load(rows.cu + row + 1, mask=used, other=0) - begin
+    return Row(begin, start, wider, count)
 
 
 @triton.jit
-def splits_of(rows, start, count, C: tl.constexpr):
-    """Return the first split that a row of `count` tokens sees, and the number of splits."""
-    seen = visible_range(start, count, rows.limit, C)
+def splits_of(rows, row, C: tl.constexpr):
+    """Return the first split that a row sees, and the number of splits."""
+    seen = visible_range(row.start, row.count, row.wider, rows.limit, C)
     first = seen.begin // C.SPLIT
     return first, tl.maximum(tl.cdiv(seen.end, C.SPLIT) - first, 0)
 
@@ -73,12 +78,10 @@ def splits_of(rows, start, count, C: tl.constexpr):
 def _measure(rows, row, end, line, C: tl.constexpr, LONG: tl.constexpr):
     """Return the units of rows, and their lines from `line` on. Rows from `end` on have none."""
     TOKENS: tl.constexpr = C.BLOCK_M // C.GROUP
-    used = row < end
-    start = tl.load(rows.start + row, mask=used, other=0)
-    begin = tl.load(rows.cu + row, mask=used, other=0)
-    count = tl.load(rows.cu + row + 1, mask=used, other=0) - begin
+    of = load_row(rows, row, row < end, C)
+    count = of.count
     is_long = count > TOKENS
-    splits = tl.where(is_long | (count == 0), 0, splits_of(rows, start, count, C)[1])
+    splits = tl.where(is_long | (count == 0), 0, splits_of(rows, of, C)[1])
     lines = splits * count
     is_apart = line + tl.cumsum(lines) <= rows.lines
     if LONG:
@@ -129,10 +132,11 @@ def first_line(rows, end, C: tl.constexpr):
 @triton.jit
 def load_tile(inputs, number, index, C: tl.constexpr):
     """Return the queries of a row from its token `index` on, their pages and visible range."""
-    row, of = load_row(inputs.rows, number), inputs.pages
+    row, of = load_row(inputs.rows, number, True, C), inputs.pages
     seen = visible_range(
         row.start + index,
         tl.minimum(C.BLOCK_M // C.GROUP, row.count - index),
+        row.wider,
         inputs.rows.limit,
         C,
     )

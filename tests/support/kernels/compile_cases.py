@@ -106,6 +106,7 @@ _LONG = _Rows("decode with room for 131072", 256, 1, 131072)  # so do prompts
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window and sinks": {"window": 300, "sinks": True},
+    "wider windows": {"window": 300, "wider": True},
     "fp8": {"fp8": True},
     "soft cap": {"softcap": 50.0},
 }
@@ -138,6 +139,7 @@ def _attention(*, full: bool) -> Iterator[Launch]:
     few = [
         (64, BF16, _LONG, "window and sinks"),
         (96, BF16, _DECODE, "plain"),
+        (128, BF16, _DECODE, "wider windows"),
         (128, BF16, _LONG, "plain"),
         (128, BF16, _LONG, "fp8"),
         (256, BF16, _DECODE, "fp8"),
@@ -158,6 +160,7 @@ def _attend(
     sinks: bool = False,
     fp8: bool = False,
     softcap: float = 0.0,
+    wider: bool = False,
 ) -> None:
     pages = rows.context // BLOCK_SIZE
     scales = torch.empty(2, device=META) if fp8 else None
@@ -170,7 +173,9 @@ def _attend(
     paged_attention(
         q,
         LayerCache(keys, values, scales),
-        AttentionRows(tables, slots, bounds, bounds[1:], rows.tokens),
+        AttentionRows(
+            tables, slots, bounds, bounds[1:], rows.tokens, bounds[1:] if wider else None
+        ),
         1.0,
         window=window,
         sinks=torch.empty(HEADS, device=META) if sinks else None,

@@ -109,6 +109,10 @@ class Fields:
             self._refuse(key, "an object")
         return Fields(value, f"{self._file}: {key}")
 
+    def value(self, key: str) -> Any:
+        """Return what the file says, whatever its type; None if missing."""
+        return self._values.get(key)
+
     def objects(self, key: str) -> dict[str, Fields]:
         """Return the objects inside an object by name, in the order of the file; empty if
         missing."""

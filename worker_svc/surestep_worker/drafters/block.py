@@ -95,10 +95,9 @@ class BlockSteps(HeadSteps):
         or up to their own. A row is one by itself to attention, for which all rows are causal."""
         one = torch.arange(len(slots) * width + 1, dtype=torch.int32, device=slots.device)
         slot, table = slots.repeat_interleave(width), self._state.block_tables[0]
-        upto = last.clamp(min=0).repeat_interleave(width), tokens.positions.int()
-        pages = (
-            GroupPages(AttentionRows(table, slot, one, seen, 1), tokens.kv_slots[0])
-            for seen in upto
-        )
+        last, own = last.clamp(min=0).repeat_interleave(width), tokens.positions.int()
+        rows = AttentionRows(table, slot, one, own, 1)
+        whole = rows._replace(start=last, wider=(last - own).clamp(min=0))
+        pages = (GroupPages(seen, tokens.kv_slots[0]) for seen in (whole, rows))
         none = torch.zeros(0, dtype=torch.int64, device=slots.device)
         return StepBatch(tokens.token_ids, tokens.positions, tuple(pages), hidden_index=none)

@@ -38,7 +38,8 @@ void surestep_store_kv(const cache_pages *pages, const void *k, const void *v, c
 /* paged_attention/cpu.c */
 void surestep_paged_attention(void *out, const void *q, const cache_pages *pages,
                               const int32_t *block_tables, const int64_t *slots,
-                              const int32_t *cu_rows, const int32_t *start, const float *sinks,
+                              const int32_t *cu_rows, const int32_t *start,
+                              const int32_t *wider, const float *sinks,
                               long rows, long table_width, long q_stride, long kv_heads, long group,
                               long head_dim, long block_size, long window, float scale,
                               float softcap, int dtype);

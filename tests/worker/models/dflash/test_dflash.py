@@ -48,6 +48,13 @@ DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sliding_window": 9,
         },
     ),
+    "windows that look ahead": (
+        {"layer_types": [SLIDING, FULL], "causal": (), "target_layer_ids": (1, 2, 3)}, {},
+    ),
+    "speculators whose windows look ahead": (
+        {"layer_types": [SLIDING, SLIDING], "causal": (), "target_layer_ids": (1, 3)},
+        {"speculators": True, "is_causal": None, "sliding_window_non_causal": True},
+    ),
     "causal": ({"layer_types": [FULL], "causal": KINDS, "target_layer_ids": (0, 1)}, {}),
     "speculators": (
         {"layer_types": [SLIDING, FULL], "target_layer_ids": (0, 1, 2)},
@@ -106,6 +113,18 @@ def one_row_less(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockSteps, "_batch", batch)
 
 
+def windows_from_the_end_of_the_block(patch: pytest.MonkeyPatch) -> None:
+    right = BlockSteps._batch
+
+    def batch(self: BlockSteps, *told: Any) -> StepBatch:
+        made = right(self, *told)
+        pages = made.groups[0]
+        narrow = pages._replace(rows=pages.rows._replace(wider=None))
+        return replace(made, groups=(narrow, made.groups[1]))
+
+    patch.setattr(BlockSteps, "_batch", batch)
+
+
 def context_a_position_late(patch: pytest.MonkeyPatch) -> None:
     right = DecoderLayer.store
 
@@ -120,13 +139,20 @@ def no_context(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [causal_everywhere, one_row_less, context_a_position_late, no_context]
+    ("mutant", "name"),
+    [
+        (causal_everywhere, "full"),
+        (one_row_less, "full"),
+        (windows_from_the_end_of_the_block, "windows that look ahead"),
+        (context_a_position_late, "full"),
+        (no_context, "full"),
+    ],
 )
 def test_another_computation_is_seen(
-    mutant: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mutant: Change, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    assert share_of_wrong("llama", "full", tmp_path, monkeypatch) > 0.05
+    assert share_of_wrong("llama", name, tmp_path, monkeypatch) > 0.05
 
 
 def test_the_mask_is_never_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,18 @@ def test_layers_that_are_asked_for_come_first() -> None:
         ({"layer_types": SLIDES, "sliding_window": 8}, [8] * 4 + [None], [True] * 4 + [False]),
         ({"dflash_config": ABOUT | {"use_swa": True, "swa_window_size": 9}}, [9] * 5, [True] * 5),
         ({"sliding_window": 8}, [None] * 5, [False] * 5),
+        (
+            {"layer_types": SLIDES, "sliding_window": 8, "sliding_window_non_causal": True},
+            *([8] * 4 + [None], [False] * 5),
+        ),
+        (
+            {"layer_types": SLIDES, "sliding_window": 8, "is_causal": False},
+            *([8] * 4 + [None], [False] * 5),
+        ),
+        (
+            {"layer_types": SLIDES, "dflash_config": ABOUT | {"sliding_window": 7}},
+            *([7] * 4 + [None], [True] * 4 + [False]),
+        ),
     ],
 )
 def test_windows_and_directions(
@@ -105,9 +117,15 @@ def test_windows_and_directions(
         ({"model_type": "llama"}, "layers of llama are not served"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is not served"),
         ({"dflash_config": ABOUT | {"markov_rank": 8}}, "markov_rank is not served"),
-        ({"sample_from_anchor": True}, "sample_from_anchor is not served"),
-        ({"dflash_config": ABOUT | {"attention_sink_bias": True}}, "attention_sink_bias"),
-        ({"dflash_config": ABOUT | {"attention_value_scale": 0.5}}, "attention_value_scale"),
+        ({"dflash_config": ABOUT | {"selector_top_k": 16}}, "selector_top_k is not served"),
+        ({"dflash_config": ABOUT | {"projector_type": "domino"}}, 'projector_type "domino" is not'),
+        ({"dflash_config": ABOUT | {"attention_mode": "mla"}}, 'attention_mode "mla" is not'),
+        ({"draft_ffn_type": "moe"}, 'draft_ffn_type "moe" is not served'),
+        ({"output_multiplier": 0.2}, "output_multiplier is not served"),
+        ({"sample_from_anchor": True}, "sample_from_anchor true is not served"),
+        ({"dflash_config": ABOUT | {"attention_sink_bias": True}}, "attention_sink_bias true"),
+        ({"dflash_config": ABOUT | {"attention_value_scale": 0.5}}, "attention_value_scale 0.5"),
+        ({"dflash_config": ABOUT | {"attention_value_scale": "1"}}, 'attention_value_scale "1"'),
         ({"dflash_config": ABOUT | {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),
         ({"dflash_config": {"mask_token_id": 1000}}, "must be from 0 to 999"),
         ({"dflash_config": {}}, "lacks mask_token_id"),
@@ -118,14 +136,6 @@ def test_windows_and_directions(
         ({"vocab_size": 999}, "a vocabulary of 999 tokens, that of the model has 1000"),
         ({"dflash_config": ABOUT | {"target_layer_ids": [9, 1]}}, "out of order: [10, 2]"),
         ({"dflash_config": ABOUT | {"target_layer_ids": [1, 36]}}, "after layers [2, 37]"),
-        (
-            {"layer_types": SLIDES, "sliding_window": 8, "sliding_window_non_causal": True},
-            "windows that reach in both directions are not served",
-        ),
-        (
-            {"layer_types": SLIDES, "sliding_window": 8, "is_causal": False},
-            "windows that reach in both directions are not served",
-        ),
     ],
 )
 def test_refuses_by_name(changes: dict[str, Any], message: str) -> None:

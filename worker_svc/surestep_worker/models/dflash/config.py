@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,25 @@ from surestep_worker.models.llama.config import LlamaConfig
 _ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
 _LAYERS_AFTER = "aux_hidden_state_layer_ids"  # of speculators: so many layers stand before
 _LAYERS = "target_layer_ids"  # whose output is read
-# Of the kin: dynamic convolutions and selectors, Markov heads.
-_KIN = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "markov_rank")
+# Of the kin: DFlash2's dynamic convolutions and selectors, DSpark's Markov heads, Domino's GRU.
+_KIN = (
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    *("markov_rank", "gru_hidden_dim", "output_multiplier", "final_logit_softcapping"),
+)
+# What an option says that changes nothing. Another value is not served.
+_USUAL: Mapping[str, tuple[Any, ...]] = {
+    "projector_type": ("dflash",),
+    "attention_mode": ("gqa", "mha"),
+    "draft_ffn_type": ("dense",),
+    "sample_from_anchor": (False,),
+    "shift_label": (False,),
+    "pure_draft_prefix_len": (1,),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "attention_value_scale": (1.0,),
+    "use_aux_hidden_state": (True,),
+}
+_WINDOWS = "swa_window_size", "sliding_window"  # the first that is said counts
 _MOST_BLOCK = 1 << 10
 
 
@@ -119,13 +137,11 @@ def _spread(count: int, num_layers: int) -> tuple[int, ...]:
 
 def _causal(whole: Fields, about: Fields, decoder: LlamaConfig) -> tuple[bool, ...]:
     """Read which layers see no rows behind a row's own; those with a window, unless it is said."""
-    slides = [kind == SLIDING_ATTENTION for kind in decoder.layer_types]
+    ahead = whole.flag("sliding_window_non_causal", default=False)
+    slides = [kind == SLIDING_ATTENTION and not ahead for kind in decoder.layer_types]
     said = about.flag("causal", default=False) if "causal" in about else None
     if "is_causal" in whole:
         said = whole.flag("is_causal")
-    both_ways = said is False or whole.flag("sliding_window_non_causal", default=False)
-    if both_ways and any(slides):
-        raise _refused("windows that reach in both directions are not served")
     return tuple(slides) if said is None else (said,) * len(slides)
 
 
@@ -147,8 +163,9 @@ def _as_decoder(
         "use_sliding_window": SLIDING_ATTENTION in kinds,
         "is_causal": True,
     }
-    if "swa_window_size" in about:
-        changed["sliding_window"] = about.size("swa_window_size", MAX_POSITION)
+    said = next((key for key in _WINDOWS if key in about), None)
+    if said is not None and SLIDING_ATTENTION in kinds:
+        changed["sliding_window"] = about.size(said, MAX_POSITION)
     usual = {
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position,
@@ -173,11 +190,6 @@ def _refuse_unserved(files: ConfigFiles, about: Fields) -> None:
     for key in _KIN:
         if key in about:
             raise _refused(f"{key} is not served in a DFlash drafter")
-    if about.flag("sample_from_anchor", default=False):
-        raise _refused("sample_from_anchor is not served")
-    if about.flag("attention_sink_bias", default=False):
-        raise _refused("attention_sink_bias is not served")
-    if about.number("attention_value_scale", 1e6, default=1.0) != 1.0:
-        raise _refused("attention_value_scale is not served")
-    if not about.flag("use_aux_hidden_state", default=True):
-        raise _refused("use_aux_hidden_state false is not served")
+    for key, usual in _USUAL.items():
+        if key in about and (value := about.value(key)) not in usual:
+            raise _refused(f"{key} {json.dumps(value)[:60]} is not served in a DFlash drafter")
