@@ -189,14 +189,26 @@ def of_modelopt() -> Iterator[Case]:
         *("FP8_DEFAULT_CFG", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "NVFP4_DEFAULT_CFG"),
         *("W4A16_NVFP4_CFG", "NVFP4_MLP_WEIGHT_ONLY_CFG", "W4A8_NVFP4_FP8_CFG"),
         *("MXFP4_DEFAULT_CFG", "W4A8_MXFP4_FP8_CFG", "MXFP8_DEFAULT_CFG"),
-        *("INT8_DEFAULT_CFG", "INT8_WEIGHT_ONLY_CFG"),
+        *("INT8_DEFAULT_CFG", "INT8_WEIGHT_ONLY_CFG", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"),
+        *("INT4_AWQ_CFG", "W4A8_AWQ_BETA_CFG"),
     )
     for name in names:
-        model = mtq.quantize(tiny_model(), copy.deepcopy(getattr(mtq, name)), forward_loop=_run)
+        config = _in_groups(copy.deepcopy(getattr(mtq, name)), 32)
+        model = mtq.quantize(tiny_model(), config, forward_loop=_run)
         with tempfile.TemporaryDirectory() as folder:
             export_hf_checkpoint(model, export_dir=folder)
             config, tensors = exported(Path(folder))
         yield name.removesuffix("_CFG"), config, {**tensors, "meaning": _of_qtensor(tensors)}
+
+
+def _in_groups(config: Any, size: int) -> Any:
+    """Change groups of 128 inputs, which the layer does not fill, to smaller ones."""
+    inner = config.values() if isinstance(config, dict) else config
+    for each in inner if isinstance(config, (dict, list)) else ():
+        _in_groups(each, size)
+    if isinstance(config, dict) and config.get(-1) == 128 and -2 not in config:
+        config[-1] = size
+    return config
 
 
 def _run(model: nn.Module) -> None:
@@ -208,6 +220,8 @@ def _of_qtensor(tensors: dict[str, Tensor]) -> Tensor:
     from modelopt.torch.quantization import qtensor
 
     weight, scale = tensors["weight"], tensors["weight_scale"]
+    if weight.dtype is torch.uint8 and len(scale) == 2 * len(weight):
+        return _of_awq(weight, scale, tensors.get("pre_quant_scale", torch.ones(INPUTS)))
     kinds = {
         (torch.float8_e4m3fn, torch.float32): qtensor.FP8QTensor,
         (torch.float8_e4m3fn, torch.uint8): qtensor.MXFP8QTensor,
@@ -217,12 +231,25 @@ def _of_qtensor(tensors: dict[str, Tensor]) -> Tensor:
     }
     made = kinds[weight.dtype, scale.dtype](torch.Size((OUTPUTS, INPUTS)), torch.float32, weight)
     if scale.dtype is torch.float32:
-        return made.dequantize(scale=scale[:, None] if scale.dim() else scale)
+        return made.dequantize(scale=scale[:, None] if scale.dim() == 1 else scale.flatten())
     return made.dequantize(
         scale=scale,
         double_scale=tensors.get("weight_scale_2"),
         block_sizes={-1: INPUTS // scale.shape[1]},
     )
+
+
+def _of_awq(weight: Tensor, scale: Tensor, factors: Tensor) -> Tensor:
+    """Return what ModelOpt packs to the same bytes; it does not unpack them itself. A scale of all
+    is for products in FP8 alone.
+    """
+    from modelopt.torch.export.quant_utils import pack_int4_in_uint8
+
+    signed = torch.stack((weight << 4, weight & 0xF0), dim=1).flatten(0, 1).view(torch.int8) >> 4
+    size = INPUTS // scale.shape[1]
+    meaning = signed * scale.float().repeat_interleave(size, dim=1)
+    assert torch.equal(pack_int4_in_uint8(meaning, scale.float(), size), weight)
+    return meaning * factors.float()
 
 
 LIBRARIES = {"auto_round": of_auto_round, "gptqmodel": of_gptqmodel, "modelopt": of_modelopt}

@@ -9,7 +9,7 @@ import torch
 from support.checkpoints.compressed import PRESETS, compress, compressed_twins, scheme
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.ranks.tensor_parallel import run_steps
-from surestep_worker.checkpoint.formats import Format, Fp8, Share
+from surestep_worker.checkpoint.formats import Format, ModelOptFp8, Share
 from surestep_worker.checkpoint.formats.format import EVERYTHING
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.configs.quantization import read_quantization
@@ -82,7 +82,7 @@ def test_nvfp4_of_modelopt_is_that_of_others() -> None:
     assert not isinstance(read, Tensor)
     assert torch.allclose(read.dequantize().bfloat16(), meaning, rtol=1e-2, atol=0)
     codes, _ = compress(weight, scheme("FP8"), PRESETS["FP8"])
-    assert found.format_of("m", Stored(codes)) == Fp8((), (EVERYTHING, EVERYTHING), "weight_scale")
+    assert found.format_of("m", Stored(codes)) == ModelOptFp8((), (EVERYTHING, EVERYTHING))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

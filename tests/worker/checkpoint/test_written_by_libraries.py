@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.checkpoints.damaged import change_config, change_tensors
+from support.checkpoints.quantize import fp8
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
@@ -84,10 +85,34 @@ def test_a_layer_means_what_its_library_makes_of_it(
     dim, keep = SHARES[share]
     kept = meaning[keep] if dim == 0 else meaning[:, keep]
     made = read(tmp_path, name, config, stored, share)
-    if name.startswith("INT8"):  # scales of 24 bits: a zero point times its scale is rounded
+    if name.startswith(
+        ("INT", "W4A8_AWQ")
+    ):  # scales of 24 bits: a zero point times its scale is rounded
         assert torch.allclose(made, kept, rtol=0, atol=2e-8)
     else:
         assert torch.equal(made.to(kept.dtype), kept)
+
+
+@pytest.mark.parametrize("form", ["parted", "weight_scale_inv", "weight_scale"])
+def test_squares_of_modelopt(tmp_path: Path, form: str) -> None:
+    """FP8_PB_WO, whose scales have been written in three ways, cut between rows of a square."""
+    sizes, keep = (304, 384), slice(130, 301)
+    matrix = fp8(torch.randn(sizes))
+    scales = matrix.stored.pop("weight_scale_inv")
+    name, scales = (
+        ("weight_scale", scales[:, None, :, None]) if form == "parted" else (form, scales)
+    )
+    stored = {"m.weight": matrix.stored["weight"], f"m.{name}": scales.contiguous()}
+    save_file(stored, tmp_path / "model.safetensors")
+    source = TensorSource("m.weight", sizes, keep)
+    table = {"m": Parameter((keep.stop - keep.start, sizes[1]), (source,), linear=True)}
+    entries = read_header(tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}}
+    found = read_quantization(Fields(config))
+    with CheckpointWeights(entries, table, quantization=found, dtype=torch.float32) as weights:
+        made = weights.take_linear("m")
+    assert not isinstance(made, Tensor)
+    assert torch.equal(made.dequantize(), matrix.meaning[keep])
 
 
 @each

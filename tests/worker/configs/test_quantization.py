@@ -281,7 +281,12 @@ def test_refusals_of_compressed_tensors(changed: dict[str, Any], message: str) -
             "auto-round with packing_format auto_round:llm_compressor",
         ),
         ("awq", {"quant_method": "auto-round", "data_type": "fp8"}, "with data_type fp8"),
-        ("awq", {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "with quant_algo W4A8_AWQ"),
+        ("awq", {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo NVFP4_AWQ"),
+        (
+            "awq",
+            {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "has_zero_point": True},
+            "modelopt with has_zero_point true",
+        ),
         (
             "awq",
             {"quant_method": "gptq", "dynamic": {"+:[": {"bits": 8}}},

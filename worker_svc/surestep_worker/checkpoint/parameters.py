@@ -274,7 +274,10 @@ class CheckpointWeights:
         """Read a part of a matrix; of one with a single column the file may have a vector or, where
         it has one row, too, a number."""
         outer = () if item is None else (item,)
-        if len(self._checkpoint.shape(name)) >= len(outer) + 2:
+        dims = len(self._checkpoint.shape(name)) - len(outer)
+        if dims == 4:  # scales of squares
+            return self._checkpoint.read(name, (*outer, rows, 0, columns, 0))
+        if dims >= 2:
             return self._checkpoint.read(name, (*outer, rows, columns))
         return self._checkpoint.read(name, outer).reshape(-1, 1)[rows, columns]
 

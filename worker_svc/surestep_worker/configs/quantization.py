@@ -18,12 +18,14 @@ from surestep_worker.checkpoint.formats import (
     Gptq,
     Int8,
     Mixed,
+    ModelOptFp8,
     Mxfp4Blocks,
     Mxfp4Packed,
     Mxfp6,
     Mxfp8,
     Nvfp4,
     PackedIntegers,
+    PairedIntegers,
     Quantization,
     targeted,
 )
@@ -274,19 +276,24 @@ def _read_modelopt(config: Fields) -> Quantization:
     if algorithm.upper() not in _MODELOPT:
         _require("modelopt", "quant_algo", algorithm, ", ".join(_MODELOPT))
     nvfp4 = Nvfp4((), "weight", "weight_scale_2", divides=False)
-    channels = Fp8((), None, "weight_scale")
-    found = (nvfp4, Mxfp4Packed((), "weight"), Mxfp8(()), channels, Int8((), symmetric=True))
+    if config.flag("has_zero_point", default=False):
+        _unserved("modelopt", "has_zero_point", "true")
+    floats = nvfp4, Mxfp4Packed((), "weight"), ModelOptFp8(()), Mxfp8(())
+    found = PairedIntegers(()), *floats, Int8((), symmetric=True)
     return Mixed((), tuple(targeted((), each) for each in found))
 
 
 _MODELOPT = (
     "NVFP4",
+    "W4A16_AWQ",
     "W4A16_NVFP4",
+    "W4A8_AWQ",
     "W4A8_NVFP4_FP8",
     "MXFP4",
     "W4A8_MXFP4_FP8",
     "MXFP8",
     "FP8",
+    "FP8_PB_WO",
     "FP8_PER_CHANNEL_PER_TOKEN",
     "W8A16",
     "W8A8_SQ_PER_CHANNEL",

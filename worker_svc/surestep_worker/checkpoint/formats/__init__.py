@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .format import FLOATS, Format, Quantization, Share, Stored, read_rounded
-from .fp8 import Fp8, Mxfp8
+from .fp8 import Fp8, ModelOptFp8, Mxfp8
 from .gguf import Gguf
-from .integers import Awq, Gptq, Int8, PackedIntegers
+from .integers import Awq, Gptq, Int8, PackedIntegers, PairedIntegers
 from .mixed import Mixed, targeted
 from .small_floats import Mxfp4Blocks, Mxfp4Packed, Mxfp6, Nvfp4
 
@@ -18,12 +18,14 @@ __all__ = [
     "Gptq",
     "Int8",
     "Mixed",
+    "ModelOptFp8",
     "Mxfp4Blocks",
     "Mxfp4Packed",
     "Mxfp6",
     "Mxfp8",
     "Nvfp4",
     "PackedIntegers",
+    "PairedIntegers",
     "Quantization",
     "Share",
     "Stored",

@@ -28,6 +28,7 @@ from .format import (
 
 _TYPE = "F8_E4M3"
 _NAN = 0x7F
+_SQUARE = 128, 128  # rows, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Fp8(Format):
 
     block: tuple[int, int] | None  # rows, columns; None: the shape of the scales tells
     scale: str = "weight_scale_inv"  # name of the scales, which multiply in spite of "inv"
+    parted: bool = False  # scales [N / rows, 1, K / columns, 1]
     _scale_types: ClassVar[tuple[str, ...]] = FLOATS
 
     def holds(self, module: str, types: Types) -> bool:
@@ -66,11 +68,12 @@ class Fp8(Format):
         """Return the tensors. Blocks at the lower and right borders may be smaller."""
         assert self.block is not None
         blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
+        scales = Stored(blocks, self._scale_types, shortened=self.block[1] == EVERYTHING)
+        if self.parted:
+            scales = Stored((blocks[0], 1, blocks[1], 1), self._scale_types)
         return {
             f"{module}.weight": Stored((rows, columns), (_TYPE,)),
-            f"{module}.{self.scale}": Stored(
-                blocks, self._scale_types, shortened=self.block[1] == EVERYTHING
-            ),
+            f"{module}.{self.scale}": scales,
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
@@ -88,6 +91,34 @@ class Fp8(Format):
 
     def _scales(self, stored: Tensor, module: str) -> Tensor:
         return stored.float()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptFp8(Fp8):
+    """E4M3 weights as ModelOpt writes them: with a scale for each row, for each square of 128 rows
+    and columns (FP8_PB_WO), or for all.
+    """
+
+    block: tuple[int, int] | None = None
+    scale: str = "weight_scale"
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether there is a weight in FP8 whose scales are no powers of two."""
+        scale = f"{module}.{self.scale}"
+        is_mx = scale in types and types.dtype(scale) in EXPONENTS
+        return Fp8.holds(self, module, types) and not is_mx
+
+    def format_of(self, module: str, types: Types) -> Format | None:
+        """Return the format of a module, whose scales tell by name and shape which they are."""
+        if not self.holds(module, types):
+            return None
+        if f"{module}.weight_scale_inv" in types:
+            return replace(self, block=_SQUARE, scale="weight_scale_inv")
+        scale = f"{module}.{self.scale}"
+        shape = types.shape(scale) if scale in types else ()
+        if len(shape) == 4 or (len(shape) == 2 and shape[1] > 1):
+            return replace(self, block=_SQUARE, parted=len(shape) == 4)
+        return Fp8.format_of(self, module, types)
 
 
 @dataclass(frozen=True, slots=True)

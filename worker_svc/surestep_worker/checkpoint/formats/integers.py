@@ -6,12 +6,13 @@ with minima, of which a zero point times its scale is rounded once, if at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
+from surestep_kernels.linear import GROUP_MULTIPLE
 from torch import Tensor
 
 from .format import (
@@ -34,6 +35,7 @@ from .words import Packing, unpack_nibbles
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each output within the word
 _MOST_INT4 = 15  # zero point, and code
+_SCALE, _WHOLE, _FACTORS = "weight_scale", "weight_scale_2", "pre_quant_scale"  # ModelOpt's
 _SCALE_BITS = 0xF  # of a scale in fp32, free for the zero point of INT4
 
 
@@ -205,6 +207,71 @@ class PackedIntegers(Format):
         return (
             numbers.in_order(share, group) if owners is None else numbers.in_another_order(owners)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PairedIntegers(Format):
+    """Signed numbers of 4 bits as ModelOpt writes AWQ: two neighbouring outputs in a byte.
+
+    Inputs may have factors, which no layout of ours holds. A scale of all is for products in FP8,
+    and is not read.
+    """
+
+    group_size: int = 1  # inputs
+    whole: bool = False  # there is a scale of all
+    smoothed: bool = False  # there are factors
+
+    def format_of(self, module: str, types: Types) -> Format | None:
+        """Return the format of a module, as the names and the shapes of its tensors tell."""
+        if not self.holds(module, types):
+            return None
+        inputs, groups = types.shape(f"{module}.weight")[1], types.shape(f"{module}.{_SCALE}")[1]
+        return replace(
+            self,
+            group_size=-(-inputs // max(1, groups)),
+            whole=f"{module}.{_WHOLE}" in types,
+            smoothed=f"{module}.{_FACTORS}" in types,
+        )
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Return whether there are bytes for half as many outputs as have scales."""
+        names = f"{module}.weight", f"{module}.{_SCALE}"
+        if any(name not in types for name in names) or types.dtype(names[0]) != "U8":
+            return False
+        weight, scale = map(types.shape, names)
+        return len(weight) == len(scale) == 2 and 2 * weight[0] == scale[0]
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Return the tensors. Outputs must be pairs, groups what the kernels can hold."""
+        if rows % 2 or self.group_size % GROUP_MULTIPLE:
+            wanted = f"an even number, in groups of a multiple of {GROUP_MULTIPLE}"
+            refuse_sizes(module, f"AWQ in groups of {self.group_size}", rows, columns, wanted)
+        groups = -(-columns // self.group_size)
+        tensors = {
+            f"{module}.weight": Stored((rows // 2, columns), ("U8",)),
+            f"{module}.{_SCALE}": Stored((rows, groups), (*FLOATS, "F8_E4M3")),
+        }
+        if self.whole:
+            tensors[f"{module}.{_WHOLE}"] = Stored((1, 1), FLOATS, shortened=True)
+        if self.smoothed:
+            tensors[f"{module}.{_FACTORS}"] = Stored((columns,), FLOATS)
+        return tensors
+
+    def read(self, share: Share, read: Read) -> Weight:
+        module, group, rows = share.module, self.group_size, slice_of(share.rows)
+        pairs, groups = slice_of(share.rows, 2), slice_of(share.columns, group)
+        data = read(f"{module}.weight", pairs, slice_of(share.columns))
+        first = share.rows.start - 2 * pairs.start
+        both = torch.stack((data & 0xF, data >> 4), dim=1).flatten(0, 1)
+        codes = both[first : first + len(share.rows)] ^ 8  # of a sign and three bits
+        scales = read(f"{module}.{_SCALE}", rows, groups).float()
+        finite(scales, f"{module}.{_SCALE}")
+        numbers = Numbers(codes, torch.full_like(scales, 8, dtype=torch.int32), scales, 4)
+        if not self.smoothed:
+            return numbers.in_order(share, group)
+        name = f"{module}.{_FACTORS}"
+        factors = finite(read(name, slice_of(share.columns), slice(0, 1)).float(), name)
+        return numbers.in_another_order(blocks_of(share.columns, group)) * factors[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
