@@ -1,33 +1,72 @@
-"""`surestep zoo` finds nothing wrong with a hybrid that drafts with its MTP head."""
+"""`surestep zoo` finds nothing wrong with a hybrid that drafts with its MTP head, nor with gpt-oss
+and an EAGLE-3 head.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
+from support.checkpoints import harmony
+from support.checkpoints.eagle3 import make_reference, save_head
+from support.checkpoints.gpt_oss import make_mxfp4_twins
+from support.checkpoints.tiny_tokenizer import VOCAB_SIZE
+from support.clients.harmony_cases import ids_of
 from support.processes.stack import serve
 from surestep_cli.zoo.command import Zoo
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(4, turn=3)]
 
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
-SPECULATION = '{"method": "qwen3_5_mtp", "num_speculative_tokens": 4}'
 FLAGS = (
     *("--max-num-seqs", "64", "--kv-cache-memory", "0.1", "--no-adaptive-draft-length"),
-    *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"),
+    "--enable-auto-tool-choice",
 )
 
 
-def test_nothing_is_wrong_with_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serve(HYBRID, tmp_path, *FLAGS, "--speculative-config", SPECULATION) as stack:
+class Served(NamedTuple):
+    """What is served: a model, what drafts for it, its parsers, and cases that it must pass."""
+
+    model: Path
+    speculation: dict[str, object]
+    parsers: tuple[str, str]
+    passes: tuple[str, ...]
+
+
+def hybrid(_: Path) -> Served:
+    speculation = {"method": "qwen3_5_mtp", "num_speculative_tokens": 4}
+    return Served(HYBRID, speculation, ("qwen3", "hermes"), ("text-like-tools", "growing-chat"))
+
+
+def gpt_oss(folder: Path) -> Served:
+    stops = [ids_of([marker])[0] for marker in ("<|return|>", "<|call|>")]
+    sizes: Any = {"max_position_embeddings": 4096, "intermediate_size": 96}  # 3 blocks in MXFP4
+    model = make_mxfp4_twins(folder, vocab=VOCAB_SIZE, eos_token_ids=stops, **sizes).quantized
+    harmony.save(model)
+    head = save_head(folder / "head", make_reference(model), layer_ids=(1, 2, 4))
+    speculation = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
+    return Served(model, speculation, ("openai_gptoss", "openai"), ("stop-over-borders",))
+
+
+@pytest.mark.parametrize("make", [hybrid, gpt_oss])
+def test_nothing_is_wrong_with_ours(
+    make: Callable[[Path], Served], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = make(tmp_path)
+    parsers = "--reasoning-parser", served.parsers[0], "--tool-call-parser", served.parsers[1]
+    flags = *FLAGS, *parsers, "--speculative-config", json.dumps(served.speculation)
+    with serve(served.model, tmp_path, *flags) as stack:
         status = Zoo.load([stack.url, "--json"]).run(Console(stderr=True))
         drafted = stack.metric("vllm:spec_decode_num_draft_tokens_total")
     told = {one["case"]: one for one in json.loads(capsys.readouterr().out)["cases"]}
     wrong = {name: one["why"] for name, one in told.items() if one["verdict"] == "fail"}
     assert (status, wrong) == (0, {})
-    assert told["on-off"]["verdict"] == told["company"]["verdict"] == "pass"
     assert drafted > 0
+    for name in ("on-off", "company", *served.passes):
+        assert told[name]["verdict"] == "pass", told[name]
     passed = {name for name, one in told.items() if one["verdict"] == "pass"}
     assert len(passed) > 18, {name: told[name]["why"] for name in told.keys() - passed}
