@@ -33,10 +33,12 @@ def check_drafts(stack: Stack, name: str, most: int, **options: Any) -> None:
     assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > 0
 
 
-def check_survival(stack: Stack, name: str, drafts: int, plain: str, **options: Any) -> None:
+def check_survival(
+    stack: Stack, name: str, drafts: int, plain: str, *, rank: int = 0, **options: Any
+) -> None:
     """A killed worker changes no text; the one that takes its place drafts, too."""
     stream = complete(stack, name, drafts, stream=True, **options)
-    assert read(stream, stack.kill_rank).text == plain
+    assert read(stream, lambda: stack.kill_rank(rank)).text == plain
     drafted = stack.metric("vllm:spec_decode_num_draft_tokens_total")
     assert complete(stack, name, drafts, **options).choices[0].text == plain
     assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > drafted
