@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.head import HeadSteps
+from surestep_worker.startup.built import Built
 
 WHERE = Neighbours(num_slots=8, step_tokens=40, num_sequences=3)
 MAKES: dict[str, Callable[[Path], None]] = {
@@ -53,7 +55,13 @@ def draft_for_itself(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def ask(name: str, prompt: list[int], temperature: float, draft_cap: int | None = None) -> Request:
+def ask(
+    name: str,
+    prompt: list[int],
+    temperature: float,
+    draft_cap: int | None = None,
+    length: int = TOTAL_LEN,
+) -> Request:
     sampling = pb.SamplingParams(
         temperature=temperature, seed=len(prompt), top_p=1.0, repetition_penalty=1.0
     )
@@ -61,10 +69,30 @@ def ask(name: str, prompt: list[int], temperature: float, draft_cap: int | None 
         id=name,
         prompt_ids=prompt,
         emitted_ids=[],
-        max_tokens=TOTAL_LEN - len(prompt),
+        max_tokens=length - len(prompt),
         sampling=sampling,
         draft_cap=draft_cap,
     )
+
+
+@pytest.mark.parametrize("limit", [*range(3 * BLOCK_SIZE - 1, 3 * BLOCK_SIZE + 2), TOTAL_LEN])
+def test_acceptance_stays_at_borders_and_behind_the_end_of_a_context(
+    twins: Path, limit: int
+) -> None:
+    """ggml-org/llama.cpp#23636, vllm-project/vllm#52873: texts run into max_model_len one after the
+    other, and a fresh one follows.
+    """
+    tp, rng = TensorParallel(), random.Random(limit)
+    where = replace(WHERE, max_model_len=limit)
+    engine = engine_of(build_runner(load(twins, tp), tp, where, "draft_model", 4))
+    prompts = [rng.choices(range(8, VOCAB), k=limit - 1 - n) for n in range(1, limit - 1, 3)]
+    for name, each in (("full", prompts), ("fresh", prompts[-1:])):
+        asked = [ask(f"{name} {i}", it, 0.0, length=limit) for i, it in enumerate(each)]
+        before = engine.state.counters.draft_tokens
+        found = engine.run(asked)
+        assert all(len(one.prompt_ids) + len(found[one.id].token_ids) == limit for one in asked)
+        assert engine.state.counters.draft_tokens > before
+        assert engine.state.counters.accepted_tokens == engine.state.counters.draft_tokens
 
 
 class Counts(NamedTuple):
@@ -73,11 +101,16 @@ class Counts(NamedTuple):
     preemptions: int
 
 
+def engine_of(built: Built) -> LocalEngine:
+    tokens = WHERE.step_tokens
+    return LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=tokens)
+
+
 def drafts(folder: Path, k: int, temperature: float = 0.0) -> Counts:
     """Serve texts with a prefix in common, and count."""
     tp, rng = TensorParallel(), random.Random(3)
     built = build_runner(load(folder, tp), tp, WHERE, "draft_model", k)
-    engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=40)
+    engine = engine_of(built)
     shared = rng.choices(range(8, VOCAB), k=2 * BLOCK_SIZE)
     engine.run([ask("first", [*shared, 3], temperature, draft_cap=0)])
     others = (rng.choices(range(8, VOCAB), k=1 + i) for i in range(8))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from support.parity.bench import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
-from support.parity.cases import VOCAB
+from support.parity.bench import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load, total
+from support.parity.cases import TOTAL_LEN, VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
@@ -99,6 +99,39 @@ def test_conversations_that_begin_alike_find_the_state_where_they_part(
         assert answer.token_ids == plain.run([made])[made.id].token_ids
         found.append(cached.state.counters.prefix_cache_hits - before)
     assert found == [0, 0, *[3 * BLOCK_SIZE] * 4]
+
+
+def test_pages_and_states_run_short_behind_drafts(hybrid_bench: ParityBench) -> None:
+    """sgl-project/sglang#36537: 26 long answers, room for three of them, and the fewest states."""
+    rng, tp = random.Random(36537), TensorParallel()
+    where = Neighbours(num_slots=8, step_tokens=40, num_sequences=3)
+    prompts = [rng.choices(range(3, VOCAB), k=rng.randint(2, 16)) for _ in range(26)]
+    asked = [request(f"{i}", it, TOTAL_LEN - len(it), i % 2) for i, it in enumerate(prompts)]
+    built = build_runner(load(hybrid_bench.folder, tp), tp, where, "mtp", 3)
+    built.facts.num_snapshots = 2
+    answers = engine_of(built).run(asked)
+    plain = engine(hybrid_bench, "none", caching=False).run(asked)
+    assert {name: each.token_ids for name, each in answers.items()} == {
+        name: each.token_ids for name, each in plain.items()
+    }
+    for count in ("num_preemptions", "num_drafts", "num_accepted"):
+        assert total(answers, count) > 0, count
+
+
+def test_a_growing_chat_beside_others_finds_its_own_prefix(hybrid_bench: ParityBench) -> None:
+    """vllm-project/vllm#45238: with few states, which others take too."""
+    rng, built = random.Random(45238), make_runner(hybrid_bench, "mtp")
+    built.facts.num_snapshots = 12
+    cached, plain = engine_of(built), engine(hybrid_bench, "none", caching=False)
+    chat: list[int] = rng.choices(range(3, VOCAB), k=20)
+    for turn in range(8):
+        made = request(f"{turn}", chat, 8)
+        before = cached.state.counters.prefix_cache_hits
+        others = [request(f"{turn}/{i}", rng.choices(range(3, VOCAB), k=20), 8) for i in range(2)]
+        answer = cached.run([made, *others])[made.id].token_ids
+        assert answer == plain.run([made])[made.id].token_ids
+        assert turn == 0 or cached.state.counters.prefix_cache_hits > before
+        chat = [*chat, *answer, *rng.choices(range(3, VOCAB), k=4)]
 
 
 def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> None:

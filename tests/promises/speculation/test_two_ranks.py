@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.clients.vector_requests import for_vectors
-from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, serve
+from support.parity.bench import (
+    HEAD,
+    NEIGHBOURS,
+    Conditions,
+    ParityBench,
+    make_eagle3,
+    serve,
+    total,
+)
 from support.parity.latent_models import make_glm_with_ties
 from support.parity.mutants import PERTURBED_STEP
 from support.processes.ports import free_address
@@ -93,6 +103,30 @@ def test_two_ranks_of_transformers_code_equal_one(
     """Models: one with a KV head that both ranks have, two with draft heads."""
     bench: ParityBench = request.getfixturevalue(name)
     assert_disordered_pair_equals_one(bench, drafter, 3, 1, implementation="transformers")
+
+
+def make_half_shared(folder: Path) -> None:
+    """A model and a head with an embedding of its own, of whose rows a rank has the model's."""
+    make_eagle3(folder)
+    file = folder / HEAD / "model.safetensors"
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    rows[len(rows) // 2 :] += 0.1
+    save_file(load_file(file) | {"embed_tokens.weight": rows}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.rotates(6)
+def test_a_head_whose_embedding_is_the_models_on_one_rank(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """vllm-project/vllm#50158: what a rank has decides nothing; both draft as one does."""
+    made = ParityBench(tmp_path_factory.mktemp("half"), make_half_shared)
+    alone = made.serve(made.requests, WHERE, "eagle3", 3, depth=1)
+    with two_ranks(setup_of(made, "eagle3", 3)) as (step, facts):
+        answers = serve(step, facts, made.requests, WHERE, depth=1)
+    for name, expected in made.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    for count in ("num_drafts", "num_accepted"):
+        assert total(answers, count) == total(alone, count) > 0, count
 
 
 def wrong_answers_of_experts(bench: ParityBench, mutant: str, drafter: str = "mtp") -> set[str]:
