@@ -190,7 +190,7 @@ def _no_acceptance(exchange: Exchange) -> None:
         f'vllm:spec_decode_num_{kind}_tokens_total{{x="y"}} {count}\n'
         for kind, count in (
             ("draft", exchange.liar.num_posts * 10),
-            ("accepted", min(exchange.liar.num_posts, 5) * 8),
+            ("accepted", min(exchange.liar.num_posts, 7) * 8),
         )
     )
 
@@ -259,13 +259,13 @@ LIES: dict[str, Lie] = {
     "on-off-parameters": _unequal_drafts,
     "on-off-long": _unequal_drafts,
     "company": _company,
-    "poisoned-prefix": _later(4),
+    "poisoned-prefix": _later(6),
     "seeds": _one_sample,
     "acceptance-collapse": _no_acceptance,
     "context-edge": _short_of_the_end,
     "over-the-context": _status(500),
     "error-inside-200": _error_inside,
-    "stop-over-borders": _later(4),
+    "stop-over-borders": _later(6),
     "usage": _miscounted,
     "n-choices": _endless_choice,
     "split-characters": lambda exchange: exchange.garble("🚀", "\ufffd"),
@@ -313,6 +313,17 @@ def test_refusals_are_no_failures(stack: Stack, capsys: pytest.CaptureFixture[st
             exchange.status = 400
 
     assert lied(capsys, stack.url, "logprobs", lie)["verdict"] == "not applicable"
+
+
+def test_what_only_tells_more_is_left_out(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """As transformers, which refuses all fields that it does not know."""
+
+    def lie(exchange: Exchange) -> None:
+        if exchange.body.keys() & {"return_token_ids", "stream_options"}:
+            exchange.status, exchange.in_events = 422, False
+
+    for name in ("company", "n-choices"):
+        assert lied(capsys, stack.url, name, lie)["verdict"] == "pass"
 
 
 def _no_choices(exchange: Exchange) -> None:

@@ -81,6 +81,7 @@ async def _run(
         plain = target if target.is_ours else None
         if asked.without is not None:
             plain = (await opened(asked.without))[0]
+            await repeats(plain)
         subject = Subject(target, plain, await repeats(target), max_len, asked.stop_pid)
         results = []
         for number, case in enumerate(cases, start=1):

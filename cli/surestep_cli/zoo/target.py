@@ -19,6 +19,8 @@ Body = dict[str, Any]
 
 CHAT, TEXT = "v1/chat/completions", "v1/completions"
 _REFUSALS = (400, 401, 403, 404, 405, 413, 415, 422, 501)
+_ONCE = "Once upon a time"
+_TELLING: Body = {"return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
 class Refused(Exception):
@@ -65,6 +67,7 @@ class Target:
     def __init__(self, session: aiohttp.ClientSession, model: str, *, is_ours: bool) -> None:
         self._session, self.model = session, model
         self.is_ours = is_ours  # speculation may be turned off for a request
+        self._refused = frozenset[str]()  # of _TELLING
 
     async def get(self, path: str) -> str:
         """Return the body of a GET."""
@@ -126,8 +129,18 @@ class Target:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Broken(f"/{path}: {error or 'no answer in time'}") from error
 
+    async def try_out(self) -> None:
+        """Leave out of all requests what the server refuses, where that only tells more."""
+        asked = {"prompt": _ONCE, "max_tokens": 1, "stream": True}
+        statuses = {
+            name: await self.status_of(TEXT, asked | {name: value})
+            for name, value in _TELLING.items()
+        }
+        self._refused = frozenset(name for name, status in statuses.items() if status in _REFUSALS)
+
     def _whole(self, body: Body) -> Body:
-        return {"model": self.model, "temperature": 0} | body
+        whole = {"model": self.model, "temperature": 0} | body
+        return {name: value for name, value in whole.items() if name not in self._refused}
 
     async def ask(self, body: Body) -> list[Answer]:
         """Return all choices of a request: a chat where it has messages."""
@@ -166,7 +179,7 @@ def _reading() -> Iterator[None]:
 
 def streamed(body: Body) -> Body:
     """Return the request for a stream that tells its usage."""
-    return body | {"stream": True, "stream_options": {"include_usage": True}}
+    return body | {"stream": True, "stream_options": _TELLING["stream_options"]}
 
 
 def path_of(body: Body) -> str:
@@ -262,8 +275,9 @@ def max_len_of(card: Mapping[str, Any]) -> int | None:
 
 async def repeats(target: Target) -> bool:
     """Ask the same twice. Raise Unavailable for a server that answers no text at all."""
-    body = {"prompt": "Once upon a time", "max_tokens": 24}
+    body = {"prompt": _ONCE, "max_tokens": 24}
     try:
+        await target.try_out()
         return (await target.ask_one(body)).key == (await target.ask_one(body)).key
     except (Refused, Broken) as error:
         raise Unavailable(f"the server completes no text: {error}") from error
