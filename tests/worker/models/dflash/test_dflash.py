@@ -49,7 +49,8 @@ DRAFTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "windows that look ahead": (
-        {"layer_types": [SLIDING, FULL], "causal": (), "target_layer_ids": (1, 2, 3)}, {},
+        {"layer_types": [SLIDING, FULL], "causal": (), "target_layer_ids": (1, 2, 3)},
+        {},
     ),
     "speculators whose windows look ahead": (
         {"layer_types": [SLIDING, SLIDING], "causal": (), "target_layer_ids": (1, 3)},
