@@ -96,7 +96,7 @@ PLAIN = ("in_proj_ba", "gate", "shared_expert_gate")  # as published checkpoints
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A hybrid of AWQ experts and layers, two ranks, and a drafter of random weights."""
     folder = tmp_path_factory.mktemp("report")
-    inner = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    inner: dict[str, Any] = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
     source = make_tiny_hybrid(folder / "m", "qwen3_next", mtp=False, tokenizer=True, **inner)
     target = quantize(source, "awq", plain=PLAIN).quantized
     layers: Any = {"layer_types": KINDS, "block_size": 16, "target_layer_ids": (0, 1, 2)}

@@ -216,7 +216,7 @@ def test_decode_windows_and_prefill_agree_bit_for_bit(
     cache = fill_cache(native, context)
     q = torch.randn(length, heads, head_dim).to(dtype)
     neighbour = torch.randn(30, heads, head_dim).to(dtype)
-    more = {"window": window, "sinks": torch.randn(heads), "softcap": window / 20}
+    more: dict[str, Any] = {"window": window, "sinks": torch.randn(heads), "softcap": window / 20}
     options = more if window else {}
     native.set_num_threads(2)
     whole = attend(native, q, cache, context, [(0, 0, length)], **options)

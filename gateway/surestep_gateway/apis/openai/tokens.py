@@ -44,8 +44,7 @@ from surestep_gateway.request.protocol import (
     StreamOptions,
     TokenIds,
 )
-from surestep_gateway.text.service import Draft, Job, dump_bytes, load_bytes
-from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.service import Draft, Job, TextProcessor, dump_bytes, load_bytes
 
 _KEPT = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", "emitted_ids")
 _NOT_SERVED = ("features", "kv_transfer_params", "lora_request")

@@ -32,8 +32,14 @@ _LAYERS_AFTER = "aux_hidden_state_layer_ids"  # of speculators: so many layers s
 _LAYERS = "target_layer_ids"  # whose output is read
 # Of the kin: DFlash2's dynamic convolutions and selectors, DSpark's Markov heads, Domino's GRU.
 _KIN = (
-    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
-    *("markov_rank", "gru_hidden_dim", "output_multiplier", "final_logit_softcapping"),
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+    "markov_rank",
+    "gru_hidden_dim",
+    "output_multiplier",
+    "final_logit_softcapping",
 )
 # What an option says that changes nothing. Another value is not served.
 _USUAL: Mapping[str, tuple[Any, ...]] = {
