@@ -15,14 +15,36 @@ GENERATE = "/inference/v1/generate"
 BODY = {"prompt": "the dog", "max_tokens": 12, "seed": 1, "return_token_ids": True}
 # As vLLM 0.26 dumps what it has rendered: most of it is empty.
 RENDERED = {
-    "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
-    "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 5, "stop": [],
-    "stop_token_ids": [7], "ignore_eos": False, "max_tokens": 6, "min_tokens": 0, "logprobs": None,
-    "prompt_logprobs": None, "flat_logprobs": False, "detokenize": True, "bad_words": [],
-    "skip_special_tokens": True, "spaces_between_special_tokens": True, "output_kind": 2,
-    "include_stop_str_in_output": False, "structured_outputs": None, "logit_bias": None,
-    "allowed_token_ids": None, "extra_args": None, "skip_clone": False, "thinking_token_budget": None,
-}  # fmt: skip
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 0.5,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": 5,
+    "stop": [],
+    "stop_token_ids": [7],
+    "ignore_eos": False,
+    "max_tokens": 6,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "flat_logprobs": False,
+    "detokenize": True,
+    "bad_words": [],
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "output_kind": 2,
+    "include_stop_str_in_output": False,
+    "structured_outputs": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "extra_args": None,
+    "skip_clone": False,
+    "thinking_token_budget": None,
+}
 
 
 async def test_an_answer_goes_on_behind_what_was_delivered(stack: Stack) -> None:
