@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 from support.checkpoints.adapters import DENSE, Asked, make_adapter, peft_answers
+from support.checkpoints.compressed import PRESETS, compressed_twins, scheme
+from support.checkpoints.gguf_files import write_gguf
+from support.checkpoints.quantize import Twins, quantize, round_plain
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import (
     make_branches,
@@ -24,6 +28,7 @@ from support.parity.local_engine import Answer, LocalEngine, one_rank
 from support.ranks.small import start_small
 from surestep_common.invariants import LedgerError
 from surestep_common.tenants import cache_root
+from surestep_kernels.linear import ROUNDINGS
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Adapter, Request
@@ -71,12 +76,12 @@ class Bench:
     adapters: list[Path]
     drafter: dict[str, Any]
     held: HeldWeights
+    plain: Path | None = None  # what the weights stand for, where they are packed
 
     def rank(self, drafter: dict[str, Any], profile: bytes = b"", **settings: Any) -> Built:
         """A rank, the one before which may have left adapters."""
         how = {"dtype": "float32", "enable_lora": True, "max_lora_rank": 8} | settings
-        held = HeldWeights(self.model) if "quantization" in settings else self.held
-        return start_small(self.model, profile, held, speculative_config=drafter, **how)
+        return start_small(self.model, profile, self.held, speculative_config=drafter, **how)
 
     def load(self, rank: Built) -> list[Adapter]:
         """Load all at places that are no index of theirs."""
@@ -92,9 +97,9 @@ class Bench:
         """By request; those that stop are cut there."""
         found = dict[str, list[int]]()
         for adapter in {one.adapter for one in asked}:
-            folder = adapter and self.model.parent / adapter.name
+            folder = next((f for f in self.adapters if adapter and f.name == adapter.name), None)
             mine = {one.id: _asked(one) for one in asked if one.adapter == adapter}
-            told = peft_answers(self.model, folder, [*mine.values()], COUNT)
+            told = peft_answers(self.plain or self.model, folder, [*mine.values()], COUNT)
             found |= {name: _until_stop(told[one]) for name, one in mine.items()}
         return found
 
@@ -180,19 +185,26 @@ def test_tokens_are_those_of_peft_alone(kind: str, tmp_path: Path) -> None:
     assert not total(plain, "num_drafts")
 
 
+def with_logprobs(asked: Sequence[Request]) -> list[Request]:
+    for one in asked:
+        one.sampling.want_logprobs = True
+    return [replace(one, want_logprobs=True) for one in asked]
+
+
+def check_company(bench: Bench, rank: Built, asked: Sequence[Request], **settings: Any) -> None:
+    """Check that answers together with drafts, and alone without, are the same bit by bit."""
+    asked = with_logprobs(asked)
+    together = answers(rank, asked)
+    for one in asked[::3]:
+        later = bench.rank({}, rank.profile_result, **settings)
+        alone, other = answers(later, [one])[one.id], together[one.id]
+        assert (alone.token_ids, alone.logprobs) == (other.token_ids, other.logprobs)
+
+
 def test_a_row_has_the_same_bits_in_any_company(llama: Bench) -> None:
     rank = llama.rank(llama.drafter)
     asked = requests([None, *llama.load(rank)])
-    for one in asked:
-        one.sampling.want_logprobs = True
-    asked = [replace(one, want_logprobs=True) for one in asked]
-    together = answers(rank, asked)
-    for one in asked[::3]:
-        alone = answers(llama.rank({}), [one])[one.id]
-        assert (alone.token_ids, alone.logprobs) == (
-            together[one.id].token_ids,
-            together[one.id].logprobs,
-        )
+    check_company(llama, rank, asked)
 
 
 def _others_rows(rows: AdaptedRows, places: Tensor | None) -> Any:
@@ -243,13 +255,57 @@ def test_a_plan_that_names_another_adapter_is_refused(llama: Bench) -> None:
         LocalEngine(wrong, rank.facts).run(requests([first])[:1])
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_adapters_beside_packed_weights(llama: Bench, quantization: str) -> None:
-    """The share of an adapter is not rounded with the weights; drafts change nothing."""
-    rank = llama.rank(llama.drafter, quantization=quantization)
-    asked = requests([None, *llama.load(rank)])
-    found, plain = tokens(answers(rank, asked)), llama.rank({}, quantization=quantization)
-    llama.load(plain)
-    assert found == tokens(answers(plain, asked))
-    assert found != llama.answers(asked)
-    assert len({tuple(one) for one in found.values()}) > len(asked) / 2
+class Packed(NamedTuple):
+    """A checkpoint with packed weights, a plain one of what these stand for, and a setting."""
+
+    twins: Twins
+    settings: dict[str, Any]
+
+
+def _rounded(name: str, source: Path) -> Packed:
+    return Packed(Twins(source, round_plain(source, ROUNDINGS[name])), {"quantization": name})
+
+
+def _stored(method: str, source: Path) -> Packed:
+    return Packed(quantize(source, method), {})
+
+
+def _compressed(preset: str, source: Path) -> Packed:
+    return Packed(compressed_twins(source, {"": (scheme(preset, 32), PRESETS[preset])}), {})
+
+
+def _gguf(source: Path) -> Packed:
+    return Packed(write_gguf(source, source.with_suffix(".gguf"), lambda name: Type.Q4_1), {})
+
+
+PACKED: dict[str, Callable[[Path], Packed]] = {
+    **{name: partial(_rounded, name) for name in ("int8", "int4")},
+    **{method: partial(_stored, method) for method in ("fp8", "awq", "gptq")},
+    "MXFP4": partial(_compressed, "MXFP4"),  # of others, the library rounds what it reads again
+    "gguf": _gguf,
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.rotates(3, always=("awq", "gguf"))
+def test_adapters_beside_packed_weights(kind: str, tmp_path: Path) -> None:
+    """Tokens are those of peft over what the weights stand for: shares are not rounded with them.
+    Merged projections are packed too."""
+    source = tmp_path / "model"
+    sizes: Any = {"vocab": VOCAB, "hidden": 64, "heads": 2, "kv_heads": 1, "intermediate": 128}
+    make_tiny_checkpoint(source, seed=7, **sizes)
+    (packed, plain), settings = PACKED[kind](source)
+    adapters = [
+        make_adapter(plain, tmp_path / f"adapter {seed}", seed=seed, rank=rank)
+        for seed, rank in enumerate((1, 8))
+    ]
+    bench = Bench(packed, adapters, NGRAM, HeldWeights(packed), plain)
+    rank = bench.rank(NGRAM, **settings)
+    asked = requests([None, *bench.load(rank)])
+    found, expected = answers(rank, asked), bench.answers(asked)
+    assert tokens(found) == expected
+    assert total(found, "num_drafts")
+    assert len({tuple(one) for one in expected.values()}) > len(asked) / 2
+    later = bench.rank(NGRAM, rank.profile_result, **settings)
+    assert len(later.runner.adapters.held()) == len(adapters)
+    check_company(bench, later, asked, **settings)
