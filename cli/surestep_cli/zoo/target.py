@@ -274,7 +274,8 @@ def max_len_of(card: Mapping[str, Any]) -> int | None:
 
 
 async def repeats(target: Target) -> bool:
-    """Ask the same twice. Raise Unavailable for a server that answers no text at all."""
+    """Try the server out, and return whether it answers the same twice. Raise Unavailable for one
+    that answers no text at all."""
     body = {"prompt": _ONCE, "max_tokens": 24}
     try:
         await target.try_out()

@@ -15,7 +15,7 @@ from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.api_keys import Caller, Tenant
 from surestep_gateway.context import Gateway
-from surestep_gateway.generation.sequence import TokenUsage, wants_drafted
+from surestep_gateway.generation.sequence import TokenUsage, emitted_before, wants_drafted
 from surestep_gateway.observability.metrics import ModelMetrics, SequenceTimer
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
@@ -142,8 +142,8 @@ async def _generation(
         sequences.append(builder.build(index, prompts[index // n].token_ids))
         if index % _BATCH == _BATCH - 1:
             await asyncio.sleep(0)  # others have a turn
-    if builder.emitted_ids:
-        await sequences[0].go_on_behind(builder.emitted_ids)
+    if emitted := emitted_before(builder.body):
+        await sequences[0].go_on_behind(emitted)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
         id=generation_id,
@@ -195,11 +195,6 @@ class _SequenceBuilder:
     usage: TokenUsage
     siblings: Siblings
 
-    @property
-    def emitted_ids(self) -> Sequence[int]:
-        """Tokens of the only sequence that another server has delivered."""
-        return getattr(self.body, "emitted_ids", None) or ()
-
     def build(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
         journal, pool = self._journal(index, prompt_ids), self.gateway.pool
         timeouts = Timeouts.of(self.gateway.settings)
@@ -235,7 +230,7 @@ class _SequenceBuilder:
             adapter=self.gateway.settings.adapter_named(body.model),
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
             want_drafted=wants_drafted(body),
-            emitted_ids=[*self.emitted_ids],
+            emitted_ids=[*emitted_before(body)],
         )
 
     def _max_tokens(self, prompt_len: int) -> int | None:

@@ -82,6 +82,11 @@ def wants_drafted(body: GenerationBody) -> bool:
     return body.speculative is not None and bool(body.speculative.return_drafted)
 
 
+def emitted_before(body: GenerationBody) -> Sequence[int]:
+    """Return the tokens of the only answer that another server has delivered."""
+    return getattr(body, "emitted_ids", None) or ()
+
+
 def runs(chunk: GenerateChunk) -> Iterable[Run]:
     """Return the whole chunk, or its runs of tokens that are all drafted or all not."""
     if not chunk.drafted:

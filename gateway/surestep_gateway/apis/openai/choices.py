@@ -30,6 +30,7 @@ from surestep_gateway.generation.sequence import (
     Delta,
     OutputSequence,
     Position,
+    emitted_before,
     position_slices,
     wants_drafted,
 )
@@ -162,8 +163,8 @@ class ChoiceBuilder(Protocol):
         """Return further keys of the whole object and of the first chunk."""
 
 
-class _Choices:
-    """Common part of all formats."""
+class Choices:
+    """Common part of all formats, log-probabilities as chats have them among it."""
 
     @property
     def head(self) -> Json:
@@ -184,8 +185,23 @@ class _Choices:
             as_ids = self._gateway.settings.return_tokens_as_token_ids
         return TokenSpeller(self._gateway.tokenizer, as_ids=as_ids)
 
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        lists = GrowingLists()
+        lists.extend(chat_logprobs([], self._speller))
+        return lists
 
-class ChatChoices(_Choices):
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        return None if found is None else chat_logprobs(found, self._speller)
+
+    async def extra(self) -> Json:
+        """Return the prompt's log-probabilities: all choices share the prompt."""
+        found = self._generation.sequences[0].prompt_logprobs
+        if found is None:
+            return {}
+        return {"prompt_logprobs": await _prompt_logprobs(found, self._speller)}
+
+
+class ChatChoices(Choices):
     """/v1/chat/completions"""
 
     name = "chat.completion"
@@ -222,14 +238,6 @@ class ChatChoices(_Choices):
             choice |= violations_shown(delta.violations)
         return choice
 
-    async def before(self, sequence: OutputSequence) -> GrowingLists:
-        lists = GrowingLists()
-        lists.extend(chat_logprobs([], self._speller))
-        return lists
-
-    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
-        return None if found is None else chat_logprobs(found, self._speller)
-
     async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
         wanted = sequence.journal.sampling.want_logprobs
         reasoning = sequence.num_reasoning_tokens is not None
@@ -250,14 +258,9 @@ class ChatChoices(_Choices):
         return choice | violations_shown(gathered.violations)
 
     async def extra(self) -> Json:
-        """Return the prompt's ids and log-probabilities: all choices share the prompt."""
-        extra: Json = {}
-        if self._token_ids:
-            extra["prompt_token_ids"] = await _ids(self._generation.prompts[0])
-        found = self._generation.sequences[0].prompt_logprobs
-        if found is not None:
-            extra["prompt_logprobs"] = await prompt_logprobs_shown(found, self._speller)
-        return extra
+        """Return the prompt's ids too."""
+        ids = await _ids(self._generation.prompts[0]) if self._token_ids else None
+        return ({} if ids is None else {"prompt_token_ids": ids}) | await super().extra()
 
     def _shown(self, events: Sequence[Event]) -> Sequence[Event]:
         if self._show_reasoning:
@@ -265,7 +268,7 @@ class ChatChoices(_Choices):
         return [event for event in events if not isinstance(event, Reasoning)]
 
 
-class CompletionChoices(_Choices):
+class CompletionChoices(Choices):
     """/v1/completions"""
 
     name = chunk_name = "text_completion"
@@ -333,7 +336,7 @@ class CompletionChoices(_Choices):
             choice["drafted"] = gathered.drafted
         if self._generation.body.prompt_logprobs is not None:
             found = sequence.prompt_logprobs or LogprobColumns()
-            choice["prompt_logprobs"] = await prompt_logprobs_shown(found, self._speller)
+            choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
         return choice | violations_shown(gathered.violations)
 
     async def extra(self) -> Json:
@@ -360,8 +363,8 @@ class CompletionChoices(_Choices):
         if builder is None:
             start = len(self._prompt_text(sequence)) if self._echo else 0
             prompt = self._generation.prompt_of(sequence)
-            emitted = getattr(self._generation.body, "emitted_ids", None) or ()
-            text = TextOfTokens(self._new_detokenizer([*prompt.token_ids, *emitted]), start=start)
+            before = [*prompt.token_ids, *emitted_before(self._generation.body)]
+            text = TextOfTokens(self._new_detokenizer(before), start=start)
             builder = CompletionLogprobs(self._speller, text)
             self._logprobs[sequence.index] = builder
         return builder.build(found)
@@ -388,8 +391,7 @@ async def _ids(prompt: Prompt) -> RawJson:
     return lists.finish()["ids"]
 
 
-async def prompt_logprobs_shown(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
-    """Return those of a prompt, position by position."""
+async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
     lists = GrowingLists()
     lists.extend({"all": [None]})  # of the first token
     for part in position_slices(found):

@@ -15,15 +15,9 @@ from surestep_common.errors import UnsupportedParameter
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.apis.openai.choices import (
-    CompletionChoices,
-    CompletionOutput,
-    Json,
-    prompt_logprobs_shown,
-)
-from surestep_gateway.apis.openai.logprobs import TokenSpeller, chat_logprobs
-from surestep_gateway.generation.sequence import Delta, OutputSequence, Position
-from surestep_gateway.http.bodies import GrowingLists
+from surestep_gateway.apis.openai.choices import Choices, CompletionOutput, Json
+from surestep_gateway.apis.openai.logprobs import TokenSpeller
+from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.prepare import (
     draft_chat,
@@ -96,20 +90,19 @@ def draft_rendered_chat(
 ) -> Draft[bytes]:
     """POST /v1/chat/completions/render. Raise SurestepError."""
     draft = draft_chat(processor, raw, info)
-    return _rendered(draft, info, "chatcmpl", lambda requests: requests[0])
+    return _rendered(draft, info, lambda requests: requests[0])
 
 
 def draft_rendered_completion(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[bytes]:
     """POST /v1/completions/render. Raise SurestepError."""
-    return _rendered(draft_completion(processor, raw, info), info, "cmpl", list)
+    return _rendered(draft_completion(processor, raw, info), info, list)
 
 
 def _rendered(
     draft: Draft[PreparedRequest],
     info: SchedulerInfo,
-    kind: str,
     shape: Callable[[list[Json]], Any],
 ) -> Draft[bytes]:
     def finish(encoded: Sequence[list[int]]) -> bytes:
@@ -120,18 +113,15 @@ def _rendered(
                 "sampling_params.structured_outputs",
                 param="response_format",
             )
-        return orjson.dumps(shape([_request(prepared, place, info) for place in _places(prepared)]))
+        prompts = (prompt.token_ids for prompt in prepared.prompts)
+        return orjson.dumps(shape([_request(prepared, prompt, info) for prompt in prompts]))
 
     return Draft(draft.texts, finish)
 
 
-def _places(prepared: PreparedRequest) -> range:
-    return range(len(prepared.prompts))
-
-
-def _request(prepared: PreparedRequest, place: int, info: SchedulerInfo) -> Json:
+def _request(prepared: PreparedRequest, prompt: Sequence[int], info: SchedulerInfo) -> Json:
     """Return a body for /inference/v1/generate that stands for a prompt of the request."""
-    body, prompt = prepared.body, prepared.prompts[place].token_ids
+    body = prepared.body
     given = body.model_dump(include={*_SAMPLED, *_KEPT}, exclude_none=True)
     asked = max_tokens(body, len(prompt), info)
     sampled = {name: given[name] for name in _SAMPLED if name in given}
@@ -165,7 +155,7 @@ RENDER_COMPLETION: Job[bytes] = Job(
 )
 
 
-class TokenChoices(CompletionChoices):
+class TokenChoices(Choices):
     """/inference/v1/generate"""
 
     name = chunk_name = "generate"
@@ -175,8 +165,11 @@ class TokenChoices(CompletionChoices):
         return {"request_id": self._generation.origin.request_id}
 
     @cached_property
-    def _ids_speller(self) -> TokenSpeller:
+    def _speller(self) -> TokenSpeller:
         return TokenSpeller(self._gateway.tokenizer, as_ids=True)
+
+    async def opening(self, sequence: OutputSequence) -> Json | None:
+        return None
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         if not (delta.token_ids or delta.finish_reason):
@@ -188,14 +181,6 @@ class TokenChoices(CompletionChoices):
             "token_ids": list(delta.token_ids),
         }
 
-    async def before(self, sequence: OutputSequence) -> GrowingLists:
-        lists = GrowingLists()
-        lists.extend(chat_logprobs([], self._ids_speller))
-        return lists
-
-    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
-        return None if found is None else chat_logprobs(found, self._ids_speller)
-
     async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
         wanted = sequence.journal.sampling.want_logprobs
         return {
@@ -204,10 +189,3 @@ class TokenChoices(CompletionChoices):
             "finish_reason": gathered.finish_reason,
             "token_ids": gathered.token_ids,
         }
-
-    async def extra(self) -> Json:
-        """Return the prompt's log-probabilities, by token id."""
-        found = self._generation.sequences[0].prompt_logprobs
-        if found is None:
-            return {}
-        return {"prompt_logprobs": await prompt_logprobs_shown(found, self._ids_speller)}

@@ -187,14 +187,14 @@ class EngineControlRoutes:
         )
 
     async def _resume(self, request: Request, tags: Sequence[str]) -> Response:
-        async def resume(scheduler: SchedulerClient) -> dict[str, Any]:
-            answer = await scheduler.resume(tags, self._timeout_s)
-            if not answer.asleep:
-                scheduler.recheck()  # its earlier health does not count
-                await self._administrators.until_admits(scheduler, self._timeout_s)
-            return {"asleep": [*answer.asleep], "epoch": answer.epoch}
+        return await self._at_each(request, partial(self._resume_one, tags=tags))
 
-        return await self._at_each(request, resume)
+    async def _resume_one(self, scheduler: SchedulerClient, tags: Sequence[str]) -> dict[str, Any]:
+        answer = await scheduler.resume(tags, self._timeout_s)
+        if not answer.asleep:
+            scheduler.recheck()  # its earlier health does not count
+            await self._administrators.until_admits(scheduler, self._timeout_s)
+        return {"asleep": [*answer.asleep], "epoch": answer.epoch}
 
     async def abort_requests(self, request: Request) -> Response:
         """POST /abort_requests"""
@@ -213,7 +213,7 @@ class EngineControlRoutes:
             if (await scheduler.query_stats()).HasField("pause"):
                 raise InvalidRequest("it is paused already: pause it with clear_cache=true")
             await scheduler.pause(order, self._timeout_s)
-            await scheduler.resume((), self._timeout_s)
+            await self._resume_one(scheduler, ())
             return {}
 
         done = await self._administrators.at_each(request, clear)
