@@ -97,7 +97,7 @@ def paused(client: AsyncClient) -> Iterator[None]:
 
 @works("training")
 def trainers_calls(server: Server) -> None:
-    """What a trainer asks before it starts, and does between two updates."""
+    """A trainer asks before it starts, and pauses the server between two updates."""
     PartialState(cpu=True)  # which a trainer has
     client = AsyncClient(root(server), server_timeout=10)
     client.wait_for_server_ready()

@@ -70,7 +70,7 @@ def test_a_server_on_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
 @needs_mounts
 @pytest.mark.timeout(180)
 def test_the_start_line_of_kserve(tiny_model: Path, tmp_path: Path) -> None:
-    """As its template has it: no capability, a model that cannot be written, little shared memory."""
+    """Start as its template does: no capability, a read-only model, little shared memory."""
     issued = trustme.CA().issue_cert("127.0.0.1")
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     issued.cert_chain_pems[0].write_to_path(str(certificate))

@@ -136,7 +136,7 @@ def findings(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[
 
 
 def lied(capsys: pytest.CaptureFixture[str], url: str, name: str, lie: Lie, *words: str) -> Any:
-    """What a case finds at a server that lies like this."""
+    """Return the finding of a case at a server that lies like this."""
     ready, done = threading.Event(), threading.Event()
     address: list[str] = []
 
@@ -316,7 +316,7 @@ def test_refusals_are_no_failures(stack: Stack, capsys: pytest.CaptureFixture[st
 
 
 def test_what_only_tells_more_is_left_out(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """As transformers, which refuses all fields that it does not know."""
+    """Lie as transformers does: it refuses all fields that it does not know."""
 
     def lie(exchange: Exchange) -> None:
         if exchange.body.keys() & {"return_token_ids", "stream_options"}:

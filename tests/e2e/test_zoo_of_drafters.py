@@ -29,7 +29,7 @@ FLAGS = (
 
 
 class Served(NamedTuple):
-    """What is served: a model, what drafts for it, its parsers, and cases that it must pass."""
+    """A model, its drafter and parsers, and cases that it must pass."""
 
     model: Path
     speculation: dict[str, object]

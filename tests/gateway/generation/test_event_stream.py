@@ -23,6 +23,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello", "max_output_tokens": 4, "store": False},
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 4},
     "/invocations": {"messages": MESSAGES, "max_tokens": 4, "seed": 1},
+    "/inference/v1/generate": {
+        "token_ids": [70, 71],
+        "sampling_params": {"max_tokens": 4, "seed": 1},
+    },
 }
 COMMENT = ": ping"
 PINGS = dict.fromkeys(BODIES, COMMENT) | {"/v1/messages": 'event: ping\ndata: {"type":"ping"}'}

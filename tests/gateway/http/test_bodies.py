@@ -17,7 +17,7 @@ HEADERS = {b"transfer-encoding": b"chunked", b"content-type": b"application/json
 
 
 class Sender:
-    """One body on its way."""
+    """Sender of a single body."""
 
     def __init__(self, bodies: Bodies) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()

@@ -17,7 +17,7 @@ from surestep_gateway.settings.config import GatewaySettings
 
 
 class Files(NamedTuple):
-    """Of one certificate."""
+    """Certificate and key."""
 
     cert: Path
     key: Path

@@ -31,6 +31,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello", "max_output_tokens": 4, "store": False},
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 4},
     "/invocations": {"prompt": "hello", "max_tokens": 4, "seed": 1},
+    "/inference/v1/generate": {
+        "token_ids": [70, 71],
+        "sampling_params": {"max_tokens": 4, "seed": 1},
+    },
 }
 NAMES = ("false", "true")
 _GONE = 50  # clients
@@ -105,7 +109,9 @@ async def test_errors_before_the_first_token(stack: Stack, path: str) -> None:
     for streams in (False, True):
         response = await stack.client.post(path, json=BODIES[path] | {"stream": streams})
         assert response.status_code == 429
-    response = await stack.client.post(path, json=BODIES[path] | {"temperature": 9})
+    hot: dict[str, Any] = {"temperature": 9}
+    wrong = {"sampling_params": hot} if "sampling_params" in BODIES[path] else hot
+    response = await stack.client.post(path, json=BODIES[path] | wrong)
     assert response.status_code == 400
     await stack.client.get(path)  # no answer was asked for
     assert await ended(stack) == {

@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
 
 def prompt(stack: Stack, tokenizer: Tokenizer, index: int = -1) -> str:
-    """What a request was made into."""
+    """Return the prompt that a request was made into."""
     ids = stack.scheduler.requests[index].prompt_ids
     return tokenizer.decode(list(ids), skip_special_tokens=False)
 
