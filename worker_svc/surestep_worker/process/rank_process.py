@@ -35,6 +35,7 @@ from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
+from surestep_worker.host.network import interface_towards
 from surestep_worker.step.heartbeat import SIZE, Heartbeat, HeartbeatState
 
 from . import control
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 _STACK_DUMP_S = 0.5  # time limit of a rank for writing its stacks, after which it exits
 _TERM_GRACE_S = 5.0
 _KEPT = 20  # of the latest exits
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 # Signals that a process raises itself, or the kernel because of its code.
@@ -114,6 +116,9 @@ class RankProcess:
         cores to the rank that there is."""
         launcher = {PARENT_PID: str(parent)} if (parent := parent_pid()) is not None else {}
         environ = child_environ(settings.environ() | launcher | COPYABLE)
+        if settings.tensor_parallel_size > 1 and _GLOO_INTERFACE not in environ:
+            interface = await asyncio.to_thread(interface_towards, settings.tp_master)
+            environ |= {_GLOO_INTERFACE: interface} if interface else {}
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         return cls(start([*command, SPARE] if spare else command, environ))
