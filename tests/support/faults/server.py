@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 from support.processes.stack import Stack, serve
 
-_INJECT = Path(__file__).with_name("inject")
+INJECT = Path(__file__).with_name("inject")
 SECRET = "one that several servers share"  # a gateway of two needs to know both
 STEP_CEILING_S = 10
 _PACE_S = 0.01  # of a forward pass
@@ -232,7 +232,7 @@ def serve_for_faults(
     triggers = folder / "triggers"
     triggers.mkdir(parents=True)
     surroundings = {
-        "PYTHONPATH": str(_INJECT),
+        "PYTHONPATH": str(INJECT),
         "FAULT_TRIGGERS": str(triggers),
         "FAULT_PACE_S": str(_PACE_S),
         "SURESTEP_GRPC_SECRET": SECRET,
