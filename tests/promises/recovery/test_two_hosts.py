@@ -37,8 +37,9 @@ class Group:
     def __init__(self, hosts: TwoHosts, folder: Path) -> None:
         self.hosts, self.logs, self._folder = hosts, folder / "logs", folder
         self.url = f"http://{hosts.front}:{GATEWAY}"
-        tiny = {"seed": 7, "tokenizer": True, "max_position": 1024}
-        self._model = make_tiny_checkpoint(folder / "tiny", "llama", **tiny)
+        self._model = make_tiny_checkpoint(
+            folder / "tiny", "llama", seed=7, tokenizer=True, max_position=1024
+        )
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(folder / "ca"))
         for host in (hosts.first, hosts.second):
@@ -63,7 +64,7 @@ class Group:
         self._python(first, "gateway", "surestep_gateway", *listen, *own)
 
     def start_rank(self, rank: int) -> None:
-        host = self.hosts[rank]
+        host = self.hosts.second if rank else self.hosts.first
         supervisor = f"{host.address}:{SUPERVISOR}"
         settings = {
             "rank": rank,

@@ -28,7 +28,7 @@ class Host:
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address = name, address
         self._folder = folder
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[str]] = []
         self._starter = ThreadPoolExecutor(1)  # processes end with the thread that started them
 
     def start(self, log: str, *command: str, environ: Mapping[str, str]) -> None:
@@ -36,7 +36,7 @@ class Host:
         self._folder.mkdir(exist_ok=True)
         with (self._folder / f"{log}.log").open("ab") as out:
             named = ("ip", "netns", "exec", self.name, *command)
-            popen = partial(subprocess.Popen, named, env=environ, stdout=out, stderr=out)
+            popen = partial(subprocess.Popen, named, text=True, env=environ, stdout=out, stderr=out)
             self._started.append(self._starter.submit(popen).result())
 
     def end(self) -> None:
@@ -92,7 +92,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
             (names[1], "wire", other),
         ):
             _up(("-n", name), device, address)
-        yield TwoHosts(*hosts, front)
+        yield TwoHosts(hosts[0], hosts[1], front)
 
 
 @contextlib.contextmanager
