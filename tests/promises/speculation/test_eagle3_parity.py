@@ -161,8 +161,8 @@ def test_keys_that_do_not_name_the_next_token_cost_acceptance(
     texts, _, accepted = served(eagle3_bench, 2 * BLOCK_SIZE, caching=True)
     begin = PrefixChain.__init__
 
-    def blind(self: PrefixChain, *args: Any, names_next: bool = False) -> None:
-        begin(self, *args)
+    def blind(self: PrefixChain, *args: Any, names_next: bool = False, **more: Any) -> None:
+        begin(self, *args, **more)
 
     monkeypatch.setattr(PrefixChain, "__init__", blind)
     broken = served(eagle3_bench, 2 * BLOCK_SIZE, caching=True)

@@ -44,8 +44,9 @@ surestep:steps_total{engine="0"} 1
 _KNOWN = {
     *("prompt", "messages", "model", "stream", "return_token_ids", "max_tokens", "n", "user"),
     *("max_completion_tokens", "min_tokens", "cache_salt", "ignore_eos", "temperature", "seed"),
-    *("speculative", "logprobs", "prompt_logprobs"),
+    *("speculative", "logprobs", "prompt_logprobs", "stream_options"),
 }
+_LEAST = {"temperature": 0, "max_tokens": 0, "n": 1}
 _FAR = 8.0  # nats between the best token and any that was not chosen, of a prompt
 
 
@@ -90,8 +91,9 @@ class MadeUpServer:
         """One stream, or what is thought of a prompt."""
         body = await request.json()
         known = _KNOWN if body.get("stream") else _KNOWN - {"n"}
-        if unknown := sorted(body.keys() - known):
-            error = {"message": "not supported", "param": unknown[0]}
+        low = [name for name, least in _LEAST.items() if (body.get(name, least) or 0) < least]
+        if wrong := [*sorted(body.keys() - known), *low]:
+            error = {"message": "not supported", "param": wrong[0]}
             return web.json_response({"error": error}, status=400)
         if not body.get("stream"):
             drafts = body.get("speculative") != {"num_tokens": 0}
@@ -132,7 +134,13 @@ class MadeUpServer:
         endings = [
             {"index": i, "token_ids": [], "finish_reason": reason} for i in range(len(choices))
         ]
-        return [*events, json.dumps({"choices": endings}).encode(), b"[DONE]"]
+        events.append(json.dumps({"choices": endings}).encode())
+        if body.get("stream_options"):
+            told, prompt = sum(map(len, choices)), len(_ids(body))
+            usage = {"prompt_tokens": prompt, "completion_tokens": told}
+            whole = {"choices": [], "usage": usage | {"total_tokens": prompt + told}}
+            events.append(json.dumps(whole).encode())
+        return [*events, b"[DONE]"]
 
     def _tokens(self, body: dict[str, Any], choice: int, *, drafts: bool) -> list[int]:
         ids = _ids(body)
