@@ -34,12 +34,12 @@ from surestep_gateway.apis.openai.job import (
     TokenizeBody,
     TokenizeChatBody,
 )
+from surestep_gateway.apis.openai.token_choices import TokenChoices
 from surestep_gateway.apis.openai.tokens import (
     GENERATE,
     RENDER_CHAT,
     RENDER_COMPLETION,
     GenerateBody,
-    TokenChoices,
 )
 from surestep_gateway.apis.requests import deadline_of, model_of, origin_of, prepare
 from surestep_gateway.apis.route import COUNTED_ERRORS, DescribedRoute, Description

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out, as vLLM has it: what a chat or a text becomes, and what answers it.
+"""Jobs of tokens in, tokens out, as vLLM has it: tokens of a chat or a text, and what follows them.
 
 A router renders a request at any server, and generates at the one that it chooses.
 """
@@ -6,7 +6,6 @@ A router renders a request at any server, and generates at the one that it choos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import orjson
@@ -15,9 +14,6 @@ from surestep_common.errors import UnsupportedParameter
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
-from surestep_gateway.apis.openai.choices import Choices, CompletionOutput, Json
-from surestep_gateway.apis.openai.logprobs import TokenSpeller
-from surestep_gateway.generation.sequence import Delta, OutputSequence
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.prepare import (
     draft_chat,
@@ -39,6 +35,8 @@ from surestep_gateway.request.protocol import (
     TokenIds,
 )
 from surestep_gateway.text.service import Draft, Job, TextProcessor, dump_bytes, load_bytes
+
+Json = dict[str, Any]
 
 _KEPT = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", "emitted_ids")
 _NOT_SERVED = ("features", "kv_transfer_params", "lora_request")
@@ -153,39 +151,3 @@ RENDER_CHAT: Job[bytes] = Job(b"render-chat", draft_rendered_chat, dump_bytes, l
 RENDER_COMPLETION: Job[bytes] = Job(
     b"render-completion", draft_rendered_completion, dump_bytes, load_bytes
 )
-
-
-class TokenChoices(Choices):
-    """/inference/v1/generate"""
-
-    name = chunk_name = "generate"
-
-    @property
-    def head(self) -> Json:
-        return {"request_id": self._generation.origin.request_id}
-
-    @cached_property
-    def _speller(self) -> TokenSpeller:
-        return TokenSpeller(self._gateway.tokenizer, as_ids=True)
-
-    async def opening(self, sequence: OutputSequence) -> Json | None:
-        return None
-
-    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
-        if not (delta.token_ids or delta.finish_reason):
-            return None
-        return {
-            "index": sequence.index,
-            "logprobs": self.logprobs(sequence, delta.logprobs),
-            "finish_reason": delta.finish_reason,
-            "token_ids": list(delta.token_ids),
-        }
-
-    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
-        wanted = sequence.journal.sampling.want_logprobs
-        return {
-            "index": sequence.index,
-            "logprobs": gathered.logprobs.finish() if wanted else None,
-            "finish_reason": gathered.finish_reason,
-            "token_ids": gathered.token_ids,
-        }
