@@ -32,7 +32,7 @@ import uvloop
 from fault_stream import Stream, read
 from launch import Launched, http_first_token, launched
 
-INJECT = Path(__file__).parents[1] / "tests" / "faults" / "inject"
+INJECT = Path(__file__).parents[1] / "tests" / "support" / "faults" / "inject"
 FOREVER_S = 3600
 Status = dict[str, Any]
 
@@ -129,6 +129,8 @@ async def measure(fault: str, args: argparse.Namespace) -> Cost:
                 inject(fault, server, status, Path(triggers), args)
 
             hurt = await streams(args, strike)
+            if left := os.listdir(triggers):
+                raise SystemExit(f"{fault} did not happen: no worker came by {left}")
             now = await status_of(args.url)
             return cost(fault, quiet, hurt, moments[0], detected(status, now), args)
 
@@ -263,7 +265,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--patience", type=float, default=60.0, help="seconds without a token: the stream is lost")
     add("--start-timeout", type=float, default=600.0, help="seconds to the first token")
     add("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="of the server's output")
-    add("--json", type=argparse.FileType("a"), default=sys.stderr, help="each fault as it ends")
+    add("--json", type=Path, default=Path("/dev/stderr"), help="each fault as it ends")
     args = parser.parse_args(argv)
     others = ["SIGKILL", "SIGSTOP"] if args.victim else [*SIGNALS, *ORDERS]
     args.faults = args.faults or others
@@ -280,7 +282,8 @@ def main(argv: list[str] | None = None) -> None:
     for fault in args.faults:
         costs.append(uvloop.run(measure(fault, args)))
         line = {**asdict(costs[-1]), "machine": machine.describe()}
-        print(json.dumps(line), file=args.json, flush=True)
+        with args.json.open("a") as lines:
+            print(json.dumps(line), file=lines)
     print(HEADER, *map(row, costs), sep="\n")
 
 

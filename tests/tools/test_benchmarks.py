@@ -145,6 +145,20 @@ def test_faults_counts_lost_streams_and_tokens() -> None:
     assert faults.row(cost).startswith("| toy | SIGKILL rank | 1 of 2 | 0.25 | 6.00 |")
 
 
+@pytest.mark.rotates(4)
+@pytest.mark.timeout(180)
+def test_faults_happen_or_are_said_not_to(free_port: int, tmp_path: Path) -> None:
+    serve = f"serve {HYBRID} --port {free_port} --speculative-config none"
+    few = ["--streams", "2", "--max-tokens", "32", "--log-dir", str(tmp_path)]
+    where = ["--url", f"http://127.0.0.1:{free_port}", "--json", str(tmp_path / "lines")]
+    command = ["--command", f"{sys.executable} -m surestep_cli {serve}"]
+    with pytest.raises(SystemExit, match="drafter raises did not happen"):
+        faults.main([*where, *few, *command, "--faults", "logits not finite", "drafter raises"])
+    (line,) = map(json.loads, (tmp_path / "lines").read_text().splitlines())
+    assert (line["lost"], line["equal"]) == (0, 2)
+    assert line["detect_s"] is not None
+
+
 def test_memory_says_how_many_requests_have_room(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
