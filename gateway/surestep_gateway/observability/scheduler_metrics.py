@@ -47,6 +47,11 @@ _GAUGES: tuple[Field[SchedulerStats], ...] = (
         lambda s: s.speculation_suspended,
     ),
     Field(
+        "surestep:paused",
+        "1 while an operator has stopped the engine: it is paused, or asleep.",
+        lambda s: s.HasField("pause"),
+    ),
+    Field(
         "surestep:drafter_broken",
         "1 while nothing is drafted because the drafter that was asked for cannot be used.",
         lambda s: s.drafter_broken,

@@ -187,6 +187,7 @@ class EngineMetrics:
             yield self._counter(counter)
         yield self._step_tokens()
         yield self._cache_config(answers)
+        yield self._sleep_state(stats)
 
     def _waiting(self, stats: Sequence[SchedulerStats]) -> Metric:
         family = GaugeMetricFamily(
@@ -226,6 +227,17 @@ class EngineMetrics:
             num_blocks = sum(info.num_blocks for info in infos)
             sizes = (str(infos[0].block_size), str(num_blocks), infos[0].dtype)
             family.add_metric((*self._labels, *sizes), 1.0)
+        return family
+
+    def _sleep_state(self, stats: Sequence[SchedulerStats]) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "Schedulers that are awake, asleep with their weights held, and without any.",
+            labels=(*LABELS, "sleep_state"),
+        )
+        levels = [one.pause.level for one in stats]  # 0: no pause, or one without sleep
+        for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+            family.add_metric((*self._labels, state), levels.count(level))
         return family
 
 

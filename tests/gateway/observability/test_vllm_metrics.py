@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_proto.scheduler_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import PauseInfo, SchedulerStats
 
 MODEL = '{model_name="$model_name"}'
 
@@ -108,6 +108,20 @@ async def test_every_panel_has_its_series(start_stack: StartStack, replicas: int
             assert len(found) == 1, (panel, name)
         assert sum(one.value for one in found) > 0, (panel, name)
         assert {one.labels["engine"] for one in found} == {"0"}
+
+
+async def test_it_says_who_sleeps(start_stack: StartStack) -> None:
+    """A pause of level 0 stops steps, and is no sleep."""
+    stack = await start_stack(replicas=3)
+    pauses = PauseInfo(), PauseInfo(level=1), PauseInfo(level=2)
+    for scheduler, pause in zip(stack.schedulers, pauses, strict=True):
+        scheduler.stats = SchedulerStats(pause=pause)
+    states = selected(await scrape(stack), "vllm:engine_sleep_state")
+    counts = {"awake": 1.0, "weights_offloaded": 1.0, "discard_all": 1.0}
+    assert {one.labels["sleep_state"]: one.value for one in states} == counts
+    stack.schedulers[1].stats = SchedulerStats()
+    paused = selected(await scrape(stack), "surestep:paused")
+    assert [one.value for one in paused] == [1.0, 0.0, 1.0]
 
 
 async def test_numbers_of_several_schedulers_are_added_up(start_stack: StartStack) -> None:
