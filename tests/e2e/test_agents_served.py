@@ -66,7 +66,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = make_published_checkpoint(folder / "model", "qwen3", max_position=32768)
     with (
         serve(model, folder / "logs", *FLAGS, *COMPACT) as stack,
-        httpx.Client(base_url=stack.url, timeout=60) as client,
+        httpx.Client(base_url=stack.url, timeout=240) as client,
     ):
         yield client
 

@@ -155,3 +155,19 @@ def lonely_main(address: str, folder: Path) -> None:
     except Unavailable as error:
         (folder / "error").write_text(error.message)
     (folder / "waited").write_text(f"{time.monotonic() - start}")
+
+
+def waiting_main(rank: int, address: str, folder: Path) -> None:
+    """Rank 0 waits in a collective that rank 1 does not enter before the file says so."""
+    tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
+    tp.have_patience(0.5)
+    if rank:
+        while not (folder / "error").exists():
+            time.sleep(0.02)
+        return
+    start = time.monotonic()
+    try:
+        tp.broadcast(tp.all_reduce(torch.ones(2)))
+    except RuntimeError:
+        (folder / "waited").write_text(f"{time.monotonic() - start}")
+    (folder / "error").touch()

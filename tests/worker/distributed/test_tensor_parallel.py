@@ -17,6 +17,7 @@ from support.ranks.tensor_parallel import (
     make_variant,
     run_steps,
     sum_main,
+    waiting_main,
 )
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
@@ -79,6 +80,12 @@ def test_a_group_that_never_completes_is_unavailable(tmp_path: Path) -> None:
     run(lonely_main, [(free_address(), tmp_path)])
     assert "rank 0 found no group of 2" in (tmp_path / "error").read_text()
     assert float((tmp_path / "waited").read_text()) < 20.0
+
+
+def test_patience_can_be_shortened(tmp_path: Path) -> None:
+    address = free_address()
+    run(waiting_main, [(rank, address, tmp_path) for rank in range(2)])
+    assert 0.4 < float((tmp_path / "waited").read_text()) < 20.0
 
 
 def test_alone_every_collective_is_a_no_op() -> None:

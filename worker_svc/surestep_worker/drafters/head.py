@@ -189,7 +189,9 @@ class HeadSteps:
         )
         if not shape.random and head.token_ids is not None:
             ids = head.token_ids[ids.long()].int()
-        return self._context.tp.broadcast(ids), self._context.tp.broadcast(status)
+        if self._context.tp.size > 1:
+            ids, status = self._context.tp.broadcast(torch.stack((ids, status)))
+        return ids, status
 
     def _spread(self, logits: Tensor, token_ids: Tensor) -> Tensor:
         """Logits f32[R, V] over the model's vocabulary; -inf of what the head cannot draft."""

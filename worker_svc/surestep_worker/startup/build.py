@@ -55,7 +55,8 @@ from .try_out import try_again, try_out
 
 logger = logging.getLogger(__name__)
 
-_TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadlines are far shorter
+_JOIN_S = 60.0  # in which a group of ranks is complete
+_COLLECTIVE_S = 60.0  # in which each joins, once they serve; step deadlines are far shorter
 
 
 def build_runner(
@@ -81,7 +82,7 @@ def build_runner(
     given = settings.generation_config, settings.override_generation_config or {}
     defaults = sampling_defaults(source.generation, *given)
     kernels = choose_kernels(settings, source)
-    tp = _connect(settings)
+    tp = _connect(settings, heartbeat)
     check_alike(source, tp)
     known = pb.ProfileResult.FromString(profile_result) if _all(bool(profile_result), tp) else None
     held = _all(source.store.sealed, tp)
@@ -117,6 +118,7 @@ def build_runner(
     open_tiers(built, settings, kernels)
     log_facts(built.facts)
     begin_to_serve(built.runner.context)
+    tp.have_patience(_COLLECTIVE_S)
     return built._replace(checkpoint=source.fingerprint)
 
 
@@ -192,15 +194,14 @@ def _find_kept(built: Built) -> None:
         facts.kept.CopyFrom(kept)
 
 
-def _connect(settings: WorkerSettings) -> TensorParallel:
-    """Join the other ranks."""
-    return TensorParallel.connect(
-        settings.rank,
-        settings.tensor_parallel_size,
-        settings.tp_master,
-        settings.device,
-        _TP_TIMEOUT_S,
-    )
+def _connect(settings: WorkerSettings, heartbeat: Heartbeat) -> TensorParallel:
+    """Join the other ranks, each of which may load for as long as this one."""
+    heartbeat.progress(supervisor_pb2.LOADING, 2 * _JOIN_S)  # NCCL's beginning has no limit
+    group = settings.rank, settings.tensor_parallel_size, settings.tp_master
+    tp = TensorParallel.connect(*group, settings.device, _JOIN_S)
+    tp.have_patience(settings.load_timeout_s)
+    heartbeat.progress(supervisor_pb2.LOADING)
+    return tp
 
 
 def _load(

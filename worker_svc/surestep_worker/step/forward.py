@@ -229,4 +229,6 @@ class SamplingPass:
             random=shape.draft.random,
             truncated=shape.draft.truncated,
         )
-        return Chosen._make(self._tp.broadcast(column) for column in chosen)
+        if self._tp.size == 1:
+            return chosen
+        return Chosen._make(self._tp.broadcast(torch.stack(chosen)))

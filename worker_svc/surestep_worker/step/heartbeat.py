@@ -61,9 +61,10 @@ class Heartbeat:
         """Write the state before the rank's own first one, which is due within `limit_s`."""
         self._since_now(pb.PHASE_UNSPECIFIED, round(1000 * limit_s))
 
-    def progress(self, phase: pb.Phase) -> None:
-        """Record progress of LOADING or WARMING_UP."""
-        self._since_now(phase, self._load_ms)
+    def progress(self, phase: pb.Phase, limit_s: float | None = None) -> None:
+        """Record progress of LOADING or WARMING_UP; the next is due within the limit of loading, or
+        another one."""
+        self._since_now(phase, self._load_ms if limit_s is None else round(1000 * limit_s))
 
     def idle(self) -> None:
         """Record that the rank waits for a plan; to be repeated regularly."""
