@@ -26,6 +26,7 @@ class SchedulerReading(NamedTuple):
     """The statistics of one scheduler at one moment."""
 
     model: str  # as its metrics are labelled
+    number: int  # among those of the model, for as long as it is there
     address: str
     breaker: BreakerState
     stats: SchedulerStats | None  # None: no answer
@@ -279,9 +280,8 @@ class SchedulerCollector(Collector):
         yield adapters_of(self._answers)
 
     def _labels(self, address: str) -> Labels:
-        model = next(one.model for one in self._readings if one.address == address)
-        replicas = [one.address for one in self._readings if one.model == model]
-        return model, str(replicas.index(address)), address
+        one = next(one for one in self._readings if one.address == address)
+        return one.model, str(one.number), address
 
     def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
         """Return a gauge of what is known without the scheduler's reply."""

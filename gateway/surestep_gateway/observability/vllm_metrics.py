@@ -18,6 +18,7 @@ from .metric_families import Distribution, within
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
+_MOST_SCHEDULERS = 1024  # whose counters are known, those that left included
 
 
 class StatsReply(NamedTuple):
@@ -145,17 +146,21 @@ class _Totals:
     """Counters of all schedulers together."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str, str], float] = {}  # by scheduler, name and label
+        # By scheduler, then by name and label. Those of one that left: it may come back.
+        self._last: dict[str, dict[tuple[str, str], float]] = {}
         self._totals: dict[str, dict[str, float]] = {}  # by name and label
 
     def add(self, address: str, counter: _Counter, stats: SchedulerStats) -> None:
         """Record a scheduler's counter; a smaller value than before means that it was restarted."""
         totals = self._totals.setdefault(counter.name, {})
+        known = self._last[address] = self._last.pop(address, {})  # the latest is at the end
+        if len(self._last) > _MOST_SCHEDULERS:
+            del self._last[next(iter(self._last))]
         for label, value in counter.counts(stats):
-            key = (address, counter.name, label)
-            last = self._last.get(key, 0.0)
+            key = (counter.name, label)
+            last = known.get(key, 0.0)
             totals[label] = totals.get(label, 0.0) + (value - last if value >= last else value)
-            self._last[key] = value
+            known[key] = value
 
     def of(self, counter: _Counter) -> dict[str, float]:
         """Return the total by label value."""

@@ -23,6 +23,7 @@ from surestep_common.errors import ModelChanged, ModelNotLoaded, Unavailable
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.schedulers.losses import IsolationQueue
+from surestep_gateway.schedulers.members import Members
 from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ class SchedulerPool:
     """Chooses the scheduler for each request. `run` must be running."""
 
     def __init__(
-        self, addresses: Sequence[str], name: str = "the model", *, comes_and_goes: bool = False
+        self, urls: Sequence[str], name: str = "the model", *, comes_and_goes: bool = False
     ) -> None:
-        """`addresses` are host:port, one per scheduler; `name` is the model's.
+        """`urls` are those of --scheduler-url; `name` is the model's.
 
         `comes_and_goes`: requests wake the model, if others see to what `on_want` tells. Needs a
         running event loop.
@@ -55,34 +56,37 @@ class SchedulerPool:
         self._changed = asyncio.Event()
         self._lost_at: float | None = -math.inf  # since when none serves; None while one does
         self.isolation = IsolationQueue()
-        self.schedulers = tuple(SchedulerClient(address, self._notify) for address in addresses)
+        self._info: SchedulerInfo | None = None  # of the scheduler that told it last
+        self._members = Members(urls, self._notify)
+
+    @property
+    def schedulers(self) -> tuple[SchedulerClient, ...]:
+        """Those that there are now. Others may come, and these leave, while anything is awaited."""
+        return self._members.all
 
     async def run(self) -> None:
-        """Follow the schedulers' health until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for scheduler in self.schedulers:
-                tasks.create_task(scheduler.run())
+        """Follow the schedulers, and the lists of them, until cancelled."""
+        await self._members.run()
 
     async def close(self) -> None:
         """Close the channels, which cancels open calls."""
-        for scheduler in self.schedulers:
-            await scheduler.close()
+        await self._members.close()
 
     @property
     def serving(self) -> bool:
         """Return whether any scheduler would accept a request now."""
-        now = time.monotonic()
-        return any(scheduler.admits(now) for scheduler in self.schedulers)
+        return bool(self._members.usable())
 
     @property
     def is_known(self) -> bool:
         """Return whether `info` has facts."""
-        return any(scheduler.info is not None for scheduler in self.schedulers)
+        return self._known_info() is not None
 
     @property
     def asleep(self) -> bool:
         """Return whether a request has to wake the model."""
-        return self.comes_and_goes and all(scheduler.asleep for scheduler in self.schedulers)
+        there_are = self.comes_and_goes and bool(self.schedulers)
+        return there_are and all(scheduler.asleep for scheduler in self.schedulers)
 
     @property
     def busy(self) -> bool:
@@ -109,8 +113,7 @@ class SchedulerPool:
 
         Schedulers whose requests got no token for `stall_s` seconds do not count.
         """
-        now = time.monotonic()
-        admitting = [scheduler for scheduler in self.schedulers if scheduler.admits(now)]
+        admitting = self._members.usable()
         if not admitting and not self._may_come:
             return f"the model is not ready{self.trouble}"
         if admitting and all(scheduler.stalled(stall_s) for scheduler in admitting):
@@ -168,11 +171,16 @@ class SchedulerPool:
     @property
     def info(self) -> SchedulerInfo:
         """Facts of the served model. Raise Unavailable before they are known."""
-        known = [scheduler for scheduler in self.schedulers if scheduler.info is not None]
-        for scheduler in sorted(known, key=lambda one: not one.serving):
-            assert scheduler.info is not None
-            return scheduler.info
+        if (found := self._known_info()) is not None:
+            return found
         raise Unavailable(f"the model is not ready yet{self.trouble}", retry_after=RETRY_AFTER_S)
+
+    def _known_info(self) -> SchedulerInfo | None:
+        """Return what a scheduler says that serves, else one that did, if it has left meanwhile."""
+        known = [one for one in self.schedulers if one.info is not None and one.proven]
+        if known:
+            self._info = min(known, key=lambda one: (not one.serving, one.leaving)).info
+        return self._info
 
     @property
     def trouble(self) -> str:
@@ -180,7 +188,9 @@ class SchedulerPool:
         if self.no_room:
             return ": as many models as fit are awake, and all have requests"
         known = dict.fromkeys(
-            scheduler.trouble for scheduler in self.schedulers if scheduler.trouble
+            told
+            for told in (*(one.trouble for one in self.schedulers), self._members.trouble)
+            if told
         )
         return f": {'; '.join(known)}" if known else ""
 
@@ -191,21 +201,9 @@ class SchedulerPool:
 
         With the fingerprint of a `model`, only schedulers that may serve it are considered.
         """
-        now = time.monotonic()
-        schedulers = [
-            scheduler
-            for scheduler in self.schedulers
-            if scheduler not in avoid and scheduler.admits(now)
-        ]
-        schedulers = [scheduler for scheduler in schedulers if scheduler.may_have(model)]
-        if not schedulers:
-            return None
-        return schedulers[
-            choose(
-                key,
-                [RoutingCandidate(scheduler.address, scheduler.load) for scheduler in schedulers],
-            )
-        ]
+        usable = self._members.usable(model, avoid)
+        candidates = [RoutingCandidate(one.address, one.load, one.full) for one in usable]
+        return usable[choose(key, candidates)] if usable else None
 
     async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
         """Wait until `pick` has a scheduler and return it.
@@ -225,21 +223,26 @@ class SchedulerPool:
         began = time.monotonic()
         while (scheduler := self.pick(key, model=model)) is None:
             self._check_fault()
-            if not any(scheduler.may_have(model) for scheduler in self.schedulers):
+            known = self.schedulers
+            if known and not any(scheduler.may_have(model) for scheduler in known):
                 raise ModelChanged("the request was begun with another model than is served now")
-            if all(scheduler.refuses for scheduler in self.schedulers):
+            if known and all(scheduler.refuses for scheduler in known):
                 raise Unavailable(f"no scheduler serves{self.trouble}", retry_after=RETRY_AFTER_S)
-            paused = any(scheduler.paused for scheduler in self.schedulers)
+            paused = any(scheduler.paused for scheduler in known)
             if self._may_come if self.comes_and_goes else paused:
                 began = time.monotonic()
-            drained_at = max(scheduler.drained_at for scheduler in self.schedulers)
-            await self._wait_for_change(max(began, drained_at) + timeout_s)
+            drained_at = max([began, *(scheduler.drained_at for scheduler in known)])
+            await self._wait_for_change(drained_at + timeout_s)
         return scheduler
 
     async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:
-        """Wait until this scheduler accepts requests. Raise Unavailable after `timeout_s`."""
+        """Wait until this scheduler accepts requests. Raise Unavailable after `timeout_s`, or when
+        it leaves.
+        """
         deadline = time.monotonic() + timeout_s
         while not scheduler.admits(time.monotonic()):
+            if scheduler not in self.schedulers:
+                raise Unavailable(f"scheduler {scheduler.address} has left")
             await self._wait_for_change(deadline)
 
     async def _wait_for_change(self, deadline: float) -> None:
@@ -272,7 +275,8 @@ class RoutingCandidate(NamedTuple):
     """A scheduler that would accept the request."""
 
     address: str
-    load: int  # requests that it works on or has waiting
+    load: int  # requests that it works on or has waiting, whichever gateway sent them
+    full: bool = False  # it has no room in its queue
 
 
 def prefix_key(root: bytes, prompt_ids: Sequence[int]) -> bytes:
@@ -289,8 +293,11 @@ def session_key(root: bytes, session: str) -> bytes:
 
 
 def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
-    """Return the index of the candidate for a prefix; there must be one."""
-    ranked = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
+    """Return the index of the candidate for a prefix, of those with room if there are any; there
+    must be a candidate.
+    """
+    fit = [i for i, one in enumerate(candidates) if not one.full] or range(len(candidates))
+    ranked = sorted(fit, key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
     limit = _SLACK + _FACTOR * candidates[least].load
     return ranked[0] if candidates[ranked[0]].load <= limit else least

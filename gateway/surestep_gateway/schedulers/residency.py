@@ -119,7 +119,8 @@ class Resident:
                     if scheduler.asleep:
                         tasks.create_task(_wake(scheduler))
             for scheduler in pool.schedulers:
-                await pool.until_admits(scheduler, _SERVE_S)
+                if not scheduler.leaving:
+                    await pool.until_admits(scheduler, _SERVE_S)
         except* SurestepError as errors:
             await self._give_up(_first(errors))
         else:

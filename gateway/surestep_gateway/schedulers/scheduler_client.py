@@ -49,8 +49,13 @@ class SchedulerClient:
     accept requests.
     """
 
-    def __init__(self, address: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, on_change: Callable[[], None], number: int = 0, *, proven: bool = True
+    ) -> None:
         self.address = address
+        self.number = number  # among those of its model
+        self.proven = proven  # it is one of ours: it was named, or serves their model
+        self.leaving = False  # no list names it any more
         self.host_and_port = addresses.split(address)  # for spans
         self.breaker = CircuitBreaker()
         self.serving = False  # by its health service
@@ -64,6 +69,8 @@ class SchedulerClient:
         self._tasks = asyncio.TaskGroup()
         self._calls: dict[int, GenerateCall] = {}  # open ones by number
         self._others = 0  # requests it had, besides ours, when it was asked last
+        self._questions = 0  # open calls besides those of Generate
+        self._closed = False
         self._missed = 0  # probes without an answer, in a row
         self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
@@ -81,18 +88,52 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Close the channel, which cancels open calls."""
+        self._closed = True
         await self._channel.close(None)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether no call is open."""
+        return not self._calls and not self._questions
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Count a call as open, and turn its failure into a SurestepError."""
+        self._check_open()
+        self._questions += 1
+        try:
+            with translate_errors():
+                yield
+        finally:
+            self._answered()
+
+    def _answered(self, call: Any = None) -> None:
+        self._questions -= 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost(f"scheduler {self.address} has left")
 
     def admits(self, now: float) -> bool:
         """Return whether a request may be sent, as far as known. `now` is time.monotonic()."""
         return self.serving and not self.silent and self.breaker.admits(now)
 
+    @property
+    def model(self) -> str | None:
+        """Fingerprint of the model that it serves; None before it has said so."""
+        return None if self.info is None else self.info.model_fingerprint
+
     def may_have(self, model: str) -> bool:
         """Return whether it may serve the model of this fingerprint; an empty one matches any
         model.
         """
-        known = self.info.model_fingerprint if self.info is not None else ""
-        return not model or known in ("", model)
+        return not model or self.model in (None, "", model)
+
+    @property
+    def full(self) -> bool:
+        """Return whether its queue had no room when it was asked last, whoever filled it."""
+        most = self.info.max_queue_len if self.info is not None else 0
+        return 0 < most <= self.stats.num_waiting
 
     def stalled(self, limit_s: float) -> bool:
         """Return whether it runs requests and has emitted no token for longer than `limit_s`."""
@@ -123,7 +164,7 @@ class SchedulerClient:
     async def learn(self) -> None:
         """Update the facts of the served model, or the reason why none is served."""
         try:
-            with translate_errors():
+            with self._asking():
                 info = await self._stub.Info(pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S)
         except (ConnectionLost, DeadlineExceeded):
             self.trouble = f"no answer from scheduler {self.address}"
@@ -178,8 +219,9 @@ class SchedulerClient:
                 self.history.add(stats, time.monotonic())
                 self._note(stats)
                 self.heard()
-            if not self.serving or self._has_other_adapters:
+            if not self.serving or self.info is None or self._has_other_adapters:
                 await self.learn()
+                self._on_change()
             await asyncio.sleep(_PROBE_S)
 
     def _note(self, stats: pb.SchedulerStats) -> None:
@@ -236,6 +278,7 @@ class SchedulerClient:
         self, request: pb.GenerateRequest, timeout_s: float, metadata: Metadata = ()
     ) -> Iterator[GenerateCall]:
         """Open a call of Generate; leaving the block aborts it unless it is over."""
+        self._check_open()
         number = self.breaker.begin(time.monotonic())
         delivery = self.delivery.of(number)
         # Log-probabilities of a prompt are megabytes, which the tokens of others would wait for.
@@ -274,7 +317,7 @@ class SchedulerClient:
 
     async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:
         """Return counters and gauges. Raise SurestepError when the scheduler does not respond."""
-        with translate_errors():
+        with self._asking():
             stats: pb.SchedulerStats = await self._stub.Stats(pb.StatsRequest(), timeout=timeout_s)
         return stats
 
@@ -283,7 +326,7 @@ class SchedulerClient:
 
         Raise SurestepError when it does not respond.
         """
-        with translate_errors():
+        with self._asking():
             status: pb.SchedulerStatus = await self._stub.Status(
                 pb.SchedulerStatusRequest(num_steps=num_steps), timeout=_QUERY_TIMEOUT_S
             )
@@ -291,7 +334,7 @@ class SchedulerClient:
 
     async def restart_workers(self, reason: str, timeout_s: float) -> pb.RestartWorkersResponse:
         """Have every rank replaced. Raise SurestepError."""
-        with translate_errors():
+        with self._asking():
             answer: pb.RestartWorkersResponse = await self._stub.RestartWorkers(
                 pb.RestartWorkersRequest(reason=reason), timeout=timeout_s
             )
@@ -299,7 +342,7 @@ class SchedulerClient:
 
     async def pause(self, request: pb.PauseRequest, timeout_s: float) -> pb.PauseResponse:
         """Have it stop, and its workers from level 1 on. Raise SurestepError."""
-        with translate_errors():
+        with self._asking():
             answer: pb.PauseResponse = await self._stub.Pause(request, timeout=timeout_s)
         self._note(await self.query_stats())
         return answer
@@ -307,20 +350,24 @@ class SchedulerClient:
     async def resume(self, tags: Sequence[str], timeout_s: float) -> pb.ResumeResponse:
         """Have it go on, or wake parts of its workers. Raise SurestepError."""
         request = pb.ResumeRequest(tags=tags)
-        with translate_errors():
+        with self._asking():
             answer: pb.ResumeResponse = await self._stub.Resume(request, timeout=timeout_s)
         return answer
 
     def stage_weights(self) -> Any:
         """Open the call that takes parts of weights in, and is answered when all have come."""
-        return self._stub.StageWeights()
+        self._check_open()
+        self._questions += 1
+        call = self._stub.StageWeights()
+        call.add_done_callback(self._answered)
+        return call
 
     async def update_weights(
         self, version: str, mode: pb.PauseMode, timeout_s: float
     ) -> pb.UpdateWeightsResponse:
         """Have it serve what was staged. Raise SurestepError."""
         request = pb.UpdateWeightsRequest(version=version, mode=mode)
-        with translate_errors():
+        with self._asking():
             answer: pb.UpdateWeightsResponse = await self._stub.UpdateWeights(
                 request, timeout=timeout_s
             )
@@ -329,7 +376,7 @@ class SchedulerClient:
     async def load_adapter(self, name: str, path: str, *, in_place: bool) -> Adapter:
         """Have it load an adapter, which requests may name then. Raise SurestepError."""
         request = pb.LoadAdapterRequest(name=name, path=path, in_place=in_place)
-        with translate_errors():
+        with self._asking():
             loaded: Adapter = await self._stub.LoadAdapter(request, timeout=_LOAD_S)
         await self.learn()
         return loaded
@@ -337,13 +384,13 @@ class SchedulerClient:
     async def unload_adapter(self, name: str) -> None:
         """Have it answer no more requests with an adapter. Raise SurestepError."""
         request = pb.UnloadAdapterRequest(name=name)
-        with translate_errors():
+        with self._asking():
             await self._stub.UnloadAdapter(request, timeout=_QUERY_TIMEOUT_S)
         await self.learn()
 
     async def abort(self, request_ids: Sequence[str]) -> int:
         """Have it end requests, those named or all; return how many. Raise SurestepError."""
         request = pb.AbortRequest(request_ids=request_ids)
-        with translate_errors():
+        with self._asking():
             answer = await self._stub.Abort(request, timeout=_QUERY_TIMEOUT_S)
         return int(answer.num_aborted)

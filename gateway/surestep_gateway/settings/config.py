@@ -18,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
-from surestep_common import addresses
 from surestep_common.access import PeerSettings
 from surestep_common.config import Names, split_names
 from surestep_common.gguf import ModelPath
@@ -32,6 +31,7 @@ from surestep_gateway.parsers import (
     REASONING_PARSERS,
     TOOL_PARSERS,
 )
+from surestep_gateway.settings import scheduler_urls
 from surestep_gateway.settings.api_settings import (
     ApiSettings,
     HfOverrides,
@@ -53,7 +53,7 @@ from surestep_gateway.settings.server_settings import (
 )
 
 SchedulerUrls = Annotated[
-    tuple[Annotated[str, AfterValidator(addresses.check)], ...],
+    tuple[Annotated[str, AfterValidator(scheduler_urls.check)], ...],
     NoDecode,
     BeforeValidator(split_names),
 ]
@@ -128,7 +128,8 @@ class GatewaySettings(
     scheduler_url: SchedulerUrls = Field(
         ("127.0.0.1:50051",),
         min_length=1,
-        description="host:port of the scheduler; comma separated or repeated: of its replicas",
+        description="host:port of the scheduler; comma separated or repeated: of its replicas, or "
+        "where to find them: dns://NAME:PORT, dns+srv://NAME, file:///PATH, k8s://NAMESPACE/SERVICE",
     )
     chat_template: str | None = Field(
         None, description="file with a template, or a template, that replaces the checkpoint's"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from surestep_common.errors import NotFound, SurestepError, Unauthenticated
+from surestep_common.errors import NotFound, SurestepError, Unauthenticated, Unavailable
 
 from surestep_gateway.apis.requests import body_of
 from surestep_gateway.apis.route import DescribedRoute, Description
@@ -20,7 +20,7 @@ from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import Body
-from surestep_gateway.schedulers.scheduler_client import SchedulerClient
+from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class Administrators:
             for scheduler in model.pool.schedulers
             if address in (None, scheduler.address)
         ]
+        if not chosen and address is None:
+            raise Unavailable("no scheduler is known yet", retry_after=RETRY_AFTER_S)
         if not chosen:
             raise NotFound(f"no scheduler at '{address}'", param="scheduler")
         return chosen
@@ -88,8 +90,9 @@ class Administrators:
 
     async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:
         """Wait until a scheduler accepts requests. Raise Unavailable after `timeout_s`."""
-        pool = next(one.pool for one, known in self._models.schedulers if known is scheduler)
-        await pool.until_admits(scheduler, timeout_s)
+        pools = [one.pool for one, known in self._models.schedulers if known is scheduler]
+        for pool in pools or [self._models.first.pool]:  # which says that it has left
+            await pool.until_admits(scheduler, timeout_s)
 
     async def body(self, request: Request, kind: type[B]) -> B:
         """Return the body, an empty object where there is none. Raise SurestepError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.releases import package_version
 
 from surestep_gateway.apis.route import DescribedRoute, Description, Parameter
-from surestep_gateway.context import Models
+from surestep_gateway.context import Gateway, Models
 from surestep_gateway.http.admission import Access, RuledRoute
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
@@ -141,20 +141,23 @@ class OperatorRoutes:
         """Return Prometheus text; the gateway's own part even when no scheduler responds."""
         async with self._one_scrape:
             now = time.monotonic()
-            models = {scheduler: one.name for one, scheduler in self._models.schedulers}
+            known = self._models.schedulers
             every_stats, every_status = await asyncio.gather(
-                self._ask(SchedulerClient.query_stats), self._ask(SchedulerClient.query_status)
+                _ask(known, SchedulerClient.query_stats), _ask(known, SchedulerClient.query_status)
             )
             readings = [
                 SchedulerReading(
-                    models[scheduler],
+                    one.name,
+                    scheduler.number,
                     scheduler.address,
                     scheduler.breaker.state(now),
                     stats,
                     scheduler.info,
                     status,
                 )
-                for (scheduler, stats), (_, status) in zip(every_stats, every_status, strict=True)
+                for (one, scheduler), stats, status in zip(
+                    known, every_stats, every_status, strict=True
+                )
             ]
             text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -162,8 +165,8 @@ class OperatorRoutes:
     async def load(self, request: Request) -> Response:
         """Return the requests open here (vLLM's `server_load`) and the schedulers' total load."""
         load: dict[str, Any] = {"server_load": self._gateway.admission.num_open}
-        answers = await self._ask(SchedulerClient.query_stats)
-        known = [stats for _, stats in answers if stats is not None]
+        answers = await _ask(self._models.schedulers, SchedulerClient.query_stats)
+        known = [stats for stats in answers if stats is not None]
         if known:
             blocks = sum(stats.num_blocks_total for stats in known)
             load |= {
@@ -175,19 +178,20 @@ class OperatorRoutes:
 
     async def status(self, request: Request) -> Response:
         """Return every process behind this gateway, for `surestep status`."""
-        now = time.monotonic()
+        now, known = time.monotonic(), self._models.schedulers
         schedulers = [
             {
                 "url": scheduler.address,
                 "model": model.name,
                 "residence": model.pool.residence,
                 "admits": scheduler.admits(now),
+                "leaving": scheduler.leaving,
                 "circuit_breaker": scheduler.breaker.state(now).name,
                 "load": scheduler.load,
                 "status": None if status is None else as_json(status),
             }
-            for (model, scheduler), (_, status) in zip(
-                self._models.schedulers, await self._ask(SchedulerClient.query_status), strict=True
+            for (model, scheduler), status in zip(
+                known, await _ask(known, SchedulerClient.query_status), strict=True
             )
         ]
         return JsonResponse(
@@ -219,18 +223,20 @@ class OperatorRoutes:
         serving = any(one.pool.serving or one.pool.comes_and_goes for one in self._models.all)
         return "SERVING" if serving else "WAITING_FOR_SCHEDULER"
 
-    async def _ask(
-        self, question: Callable[[SchedulerClient], Awaitable[T]]
-    ) -> list[tuple[SchedulerClient, T | None]]:
-        """Query every scheduler; None stands for one that does not respond."""
 
-        async def ask(scheduler: SchedulerClient) -> tuple[SchedulerClient, T | None]:
-            try:
-                return scheduler, await question(scheduler)
-            except SurestepError:
-                return scheduler, None
+async def _ask(
+    known: Sequence[tuple[Gateway, SchedulerClient]],
+    question: Callable[[SchedulerClient], Awaitable[T]],
+) -> list[T | None]:
+    """Query every scheduler; None stands for one that does not respond."""
 
-        return list(await asyncio.gather(*(ask(one) for _, one in self._models.schedulers)))
+    async def ask(scheduler: SchedulerClient) -> T | None:
+        try:
+            return await question(scheduler)
+        except SurestepError:
+            return None
+
+    return list(await asyncio.gather(*(ask(one) for _, one in known)))
 
 
 def _hidden(settings: GatewaySettings) -> frozenset[str]:

@@ -1,0 +1,133 @@
+"""The schedulers of a model while some come and others leave: their clients, and how these end.
+
+One that no list names any more gets requests only where no other does; what it has goes on to its
+end, and then it is let go. One that is found at run time gets requests once it has said that it
+serves, and what: a list may name what is not ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from surestep_gateway.schedulers.discovery import Discovery
+from surestep_gateway.schedulers.scheduler_client import SchedulerClient
+from surestep_gateway.settings.scheduler_urls import place
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 1.0  # between two looks for those that may be let go
+
+
+class Members:
+    """The clients of the schedulers of one model. `run` must be running."""
+
+    def __init__(self, urls: Sequence[str], on_change: Callable[[], None]) -> None:
+        """`urls` are addresses, or places that keep lists of some. Needs a running event loop."""
+        self._on_change = on_change
+        self._tasks = asyncio.TaskGroup()
+        self._running: dict[SchedulerClient, asyncio.Task[None]] = {}
+        self._foreign: set[SchedulerClient] = set()  # that serve another model, which was logged
+        places = {url: found for url in urls if (found := place(url)) is not None}
+        self._lists: dict[str, Collection[str]] = {"": [url for url in urls if url not in places]}
+        self._discoveries = [
+            Discovery(url, found, self._put_from(url)) for url, found in places.items()
+        ]
+        self.all: tuple[SchedulerClient, ...] = tuple(
+            SchedulerClient(address, on_change, number)
+            for number, address in enumerate(dict.fromkeys(self._lists[""]))
+        )
+
+    async def run(self) -> None:
+        """Follow the lists, and the health of the schedulers, until cancelled."""
+        async with self._tasks as tasks:
+            for client in self.all:
+                self._running[client] = tasks.create_task(client.run())
+            for discovery in self._discoveries:
+                tasks.create_task(discovery.run())
+            while self._discoveries:
+                await asyncio.sleep(SWEEP_S)
+                await self._let_go()
+
+    async def close(self) -> None:
+        """Close the channels, which cancels open calls."""
+        for client in self.all:
+            await client.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why there may be others than are known; empty when nothing is wrong."""
+        found = [one.trouble for one in self._discoveries if one.trouble]
+        return "; ".join(found) if found or self.all else "none is known yet"
+
+    def usable(
+        self, model: str = "", avoid: Collection[SchedulerClient] = ()
+    ) -> list[SchedulerClient]:
+        """Return those that may be sent a request now, with the fingerprint of a `model` those that
+        may serve it; one that leaves only where there is no other.
+        """
+        now = time.monotonic()
+        admitting = [client for client in self.all if client.admits(now)]
+        self._vet([client for client in admitting if not client.leaving])
+        fit = [one for one in admitting if one.proven and one not in avoid and one.may_have(model)]
+        return [client for client in fit if not client.leaving] or fit
+
+    def _vet(self, admitting: Collection[SchedulerClient]) -> None:
+        """Take on whoever came at run time and serves the model that the others serve."""
+        models = {one.model for one in admitting if one.proven and one.model}
+        for client in admitting:
+            if client.proven or client.model is None:
+                continue
+            if not models or client.model in {"", *models}:
+                client.proven = True
+                models |= {client.model} - {""}
+            elif client not in self._foreign:
+                self._foreign.add(client)
+                logger.warning(
+                    "scheduler %s serves another model than the others, and gets no requests",
+                    client.address,
+                )
+
+    def _put_from(self, url: str) -> Callable[[Collection[str]], None]:
+        def put(addresses: Collection[str]) -> None:
+            self._lists[url] = addresses
+            self._follow_lists()
+
+        return put
+
+    def _follow_lists(self) -> None:
+        """Let those join that are new in a list, and those leave that are in none any more."""
+        listed = dict.fromkeys(itertools.chain.from_iterable(self._lists.values()))
+        for client in self.all:
+            if client.leaving == (client.address in listed):
+                client.leaving = not client.leaving
+                what = "is to leave" if client.leaving else "stays"
+                logger.info("scheduler %s %s", client.address, what)
+        known = {client.address for client in self.all}
+        for address in listed:
+            if address not in known:
+                self._join(address)
+        self._on_change()
+
+    def _join(self, address: str) -> None:
+        taken = {client.number for client in self.all}
+        number = next(n for n in itertools.count() if n not in taken)
+        client = SchedulerClient(address, self._on_change, number, proven=False)
+        self.all = tuple(sorted((*self.all, client), key=lambda one: one.number))
+        self._running[client] = self._tasks.create_task(client.run())
+        logger.info("scheduler %s joins", address)
+
+    async def _let_go(self) -> None:
+        """Close the clients of those that leave and are not needed."""
+        usable = self.usable()
+        for client in self.all:
+            if client.leaving and client.idle and client not in usable:
+                self.all = tuple(one for one in self.all if one is not client)
+                self._foreign.discard(client)
+                self._running.pop(client).cancel()
+                await client.close()
+                logger.info("scheduler %s has left", client.address)
+        self._on_change()
