@@ -74,7 +74,7 @@ CMD ["python", "-m", "surestep_common.watchdog", "--standby", "127.0.0.1:50051",
 
 # The command line shows no code in colours, which is all that pygments would be for.
 FROM common-packages AS gateway-packages
-RUN ./requirements gateway > requirements.txt && $INSTALL -r requirements.txt \
+RUN ./requirements gateway dns > requirements.txt && $INSTALL -r requirements.txt \
  && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y pygments \
  && /docker/trim /opt/surestep && /docker/added /stamp /added
 

@@ -71,9 +71,9 @@ class Discovery:
             self._on_found(found)
 
     def _complain(self, trouble: str) -> None:
-        told, self.trouble = self.trouble, f"{self._url}: {trouble}"
-        if told != self.trouble:
-            logger.warning("schedulers of %s", self.trouble)
+        if trouble != self.trouble:
+            logger.warning("schedulers of %s: %s", self._url, trouble)
+        self.trouble = trouble
 
 
 def _lists(place: Place) -> AsyncIterator[Collection[str]]:
@@ -146,7 +146,7 @@ async def _hosts(place: DnsName, port: int) -> list[str]:
 async def _srv(place: DnsName) -> list[str]:
     """Return host and port of every record, whatever its priority and weight."""
     records = await _resolve(place, "SRV")
-    targets = [(one.target.to_text(omit_final_dot=True), one.port) for one in records]
+    targets = [(one.target.to_text().removesuffix("."), one.port) for one in records]
     return [f"{host}:{port}" for host, port in targets if host]
 
 

@@ -123,6 +123,7 @@ def _client(service: KubernetesService) -> httpx.AsyncClient:
         base_url=f"https://{host}:{port}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}",
         auth=_with_token,
         verify=ssl.create_default_context(cafile=ACCOUNT / "ca.crt"),
+        limits=httpx.Limits(max_keepalive_connections=0),  # one that was closed is no trouble
         trust_env=False,
         timeout=ANSWER_S,
     )
