@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,42 @@ def test_the_gateway_knows_every_scheduler_that_there_may_be() -> None:
     scaled = rendered.one("ScaledObject", "r-surestep-m-worker")["spec"]
     assert scaled["maxReplicaCount"] == 3
     assert "vllm:num_requests_waiting" in scaled["triggers"][0]["metadata"]["query"]
+
+
+@pytest.mark.parametrize(
+    ("discovery", "url"),
+    [
+        ("dns", "dns://r-surestep-m-schedulers:50051"),
+        ("kubernetes", "k8s://default/r-surestep-m-schedulers:grpc"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_gateways_find_schedulers(discovery: str, url: str, shared: bool) -> None:
+    """They are not replaced for another number of replicas, and have no more rights than it takes."""
+    models = [{"name": "m", "scheduler": {"discovery": discovery}}]
+    values = {"gateway": {"shared": shared}, "modelCache": {"gateways": "own"}}
+
+    def rendered(replicas: int) -> Rendered:
+        own = [{"source": "o/m", "replicas": replicas, **models[0]}]
+        return render(values | {"models": own + [{"name": "n", "source": "o/n"}] * shared})
+
+    few, many = rendered(1), rendered(3)
+    name = "r-surestep-m-gateway"
+    assert few.one("Deployment", name) == many.one("Deployment", name)
+    assert url in json.dumps(environ(many.pod(name)["containers"][0]))
+    service = many.one("Service", "r-surestep-m-schedulers")["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    labels = many.one("Deployment", "r-surestep-m-scheduler-2")["spec"]["template"]["metadata"]
+    assert service["selector"].items() <= labels["labels"].items()
+    asks = discovery == "kubernetes"
+    assert {owner: spec["automountServiceAccountToken"] for owner, spec in many.pods()} == {
+        owner: asks and owner == name for owner, _ in many.pods()
+    }
+    roles = [rule for role in many.of_kind("Role") for rule in role["rules"]]
+    assert [(rule["resources"], rule["verbs"]) for rule in roles] == (
+        [(["endpointslices"], ["get", "list", "watch"])] if asks else []
+    )
+    assert len(many.of_kind("RoleBinding")) == asks
 
 
 def test_a_setting_goes_to_the_services_that_read_it_and_replaces_no_other_pods() -> None:

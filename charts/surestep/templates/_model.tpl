@@ -108,19 +108,21 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- range $model := .Values.models }}
 {{- $m := include "surestep.model" (dict "root" $ "model" $model) | fromYaml }}
 {{- $own := include "surestep.settings" (dict "root" $ "m" $m "service" "entry") | fromYaml }}
-{{- $wired := dict "name" $m.clientName "model" $m.folder "scheduler_url" (include "surestep.schedulers" $m) }}
+{{- $wired := dict "name" $m.clientName "model" $m.folder "scheduler_url" (include "surestep.schedulers" (dict "root" $ "m" $m)) }}
 {{- $all = append $all (merge $wired $own) }}
 {{- end }}
 {{- toJson $all }}
 {{- end }}
 
-{{- /* host:port of each scheduler of a model. */}}
+{{- /* host:port of each scheduler of a model, or where gateways find them. Arguments: root, m. */}}
 {{- define "surestep.schedulers" -}}
+{{- $base := .m.base }}
 {{- $urls := list }}
-{{- range $i := until (int .maxReplicas) }}
-{{- $urls = append $urls (printf "%s-scheduler-%d:50051" $.base $i) }}
+{{- range $i := until (int .m.maxReplicas) }}
+{{- $urls = append $urls (printf "%s-scheduler-%d:50051" $base $i) }}
 {{- end }}
-{{- join "," $urls }}
+{{- $places := dict "dns" (printf "dns://%s-schedulers:50051" $base) "kubernetes" (printf "k8s://%s/%s-schedulers:grpc" .root.Release.Namespace $base) }}
+{{- default (join "," $urls) (get $places .m.scheduler.discovery) }}
 {{- end }}
 
 {{- /* The volume that a gateway has the text side of a model from. */}}

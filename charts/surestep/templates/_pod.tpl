@@ -1,7 +1,7 @@
-{{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model), about. */}}
+{{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model), about, token (whether they may ask the API server). */}}
 {{- define "surestep.podSpec" -}}
 serviceAccountName: {{ include "surestep.serviceAccountName" .root | quote }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ default false .token }}
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:

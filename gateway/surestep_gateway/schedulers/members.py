@@ -76,7 +76,7 @@ class Members:
         return [client for client in fit if not client.leaving] or fit
 
     def _vet(self, admitting: Collection[SchedulerClient]) -> None:
-        """Take on whoever came at run time and serves the model that the others serve."""
+        """Take on those that came at run time and serve the model of the others."""
         models = {one.model for one in admitting if one.proven and one.model}
         for client in admitting:
             if client.proven or client.model is None:

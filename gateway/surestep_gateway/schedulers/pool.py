@@ -61,7 +61,7 @@ class SchedulerPool:
 
     @property
     def schedulers(self) -> tuple[SchedulerClient, ...]:
-        """Those that there are now. Others may come, and these leave, while anything is awaited."""
+        """The ones that there are now. Others may come, and they leave, while one waits."""
         return self._members.all
 
     async def run(self) -> None:

@@ -88,13 +88,13 @@ def test_places_that_are_none(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ValidationError, match=reason):
-        GatewaySettings(model=model, scheduler_url=(url,))
+        GatewaySettings.model_validate({"model": model, "scheduler_url": [url]})
 
 
 def test_the_package_for_dns_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValidationError, match=r"pip install 'surestep\[dns\]'"):
-        GatewaySettings(model=model, scheduler_url=("dns://name:1",))
+        GatewaySettings.model_validate({"model": model, "scheduler_url": ["dns://name:1"]})
 
 
 async def test_addresses_of_a_name() -> None:

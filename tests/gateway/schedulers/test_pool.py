@@ -33,6 +33,18 @@ def test_owners_and_salts_part(
     assert (keys[0] == keys[1]) == (one == other)
 
 
+@given(IDS, LOADS, st.data())
+def test_a_full_one_only_where_all_are(
+    ids: list[int], loads: list[int], data: st.DataObject
+) -> None:
+    full = [data.draw(st.booleans()) for _ in loads]
+    listed = [
+        one._replace(full=is_full) for one, is_full in zip(candidates(loads), full, strict=True)
+    ]
+    chosen = choose(prefix_key(b"", ids), listed)
+    assert not full[chosen] or all(full)
+
+
 @given(IDS, LOADS)
 def test_nobody_clearly_busier_than_the_least_loaded(ids: list[int], loads: list[int]) -> None:
     chosen = choose(prefix_key(b"", ids), candidates(loads))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -106,15 +107,25 @@ def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
 
 
 @served_by(["none-tp1"])
-def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServer) -> None:
-    """Drain one of two schedulers: its open requests go on at the other."""
+@pytest.mark.parametrize("listed", [False, True])
+def test_streams_move_to_the_other_scheduler(
+    served: Served, second: FaultyServer, listed: bool, tmp_path: Path
+) -> None:
+    """Drain one of two schedulers: its open requests go on at the other, which may have come when
+    they were open.
+    """
+    schedulers = scheduler_of(second), scheduler_of(served.server)
+    file = tmp_path / "schedulers"
+    file.write_text(schedulers[0])
 
     def drain() -> None:
+        file.with_suffix(".new").write_text(schedulers[1])
+        file.with_suffix(".new").rename(file)
         second.send(signal.SIGTERM, second.facts().scheduler_pid)
 
     async def streams() -> None:
-        schedulers = scheduler_of(served.server), scheduler_of(second)
-        async with gateway_to(served, *schedulers) as front:
+        urls = [f"file://{file}"] if listed else schedulers
+        async with gateway_to(served, *urls) as front:
             answers = await run(front.url, served.asks, AT, drain)
             assert differences(served.expected, answers) == []
 
