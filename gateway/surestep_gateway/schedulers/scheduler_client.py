@@ -131,7 +131,7 @@ class SchedulerClient:
 
     @property
     def full(self) -> bool:
-        """Return whether its queue had no room when it was asked last, whoever filled it."""
+        """Return whether its queue had no room when it was asked last."""
         most = self.info.max_queue_len if self.info is not None else 0
         return 0 < most <= self.stats.num_waiting
 
