@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
@@ -96,6 +97,8 @@ async def _lines(place: AddressFile) -> AsyncIterator[Collection[str]]:
     while True:
         try:
             found = place.path.stat()
+            if not stat.S_ISREG(found.st_mode):  # to open a pipe may take for ever
+                raise Unavailable("it is no file")
             stamp = found.st_ino, found.st_mtime_ns, found.st_size
             if stamp != seen:
                 yield _addresses(place)

@@ -105,13 +105,15 @@ async def follow_slices(service: KubernetesService) -> AsyncIterator[Collection[
 def _told_as_unavailable() -> Iterator[None]:
     try:
         yield
-    except (httpx.HTTPError, TimeoutError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
         what = str(error) or type(error).__name__
         raise Unavailable(f"the Kubernetes API does not answer: {what}") from error
     except OSError as error:
         raise Unavailable(f"cannot read {ACCOUNT}: {error.strerror}") from error
     except ValidationError as error:
         raise Unavailable("the Kubernetes API says what no EndpointSlice is") from error
+    except UnicodeError as error:
+        raise Unavailable(f"the token in {ACCOUNT} is no text") from error
 
 
 def _client(service: KubernetesService) -> httpx.AsyncClient:

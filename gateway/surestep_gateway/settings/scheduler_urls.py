@@ -107,7 +107,7 @@ def _dns(parts: SplitResult) -> DnsName:
 
 def _file(parts: SplitResult) -> AddressFile:
     path = Path(unquote(parts.path))
-    if parts.netloc or not path.name:
+    if parts.netloc or not path.name or "\0" in str(path):
         raise ValueError(path)
     return AddressFile(path)
 
