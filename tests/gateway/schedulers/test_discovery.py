@@ -24,7 +24,8 @@ Lists = list[Collection[str]]
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"RETRY_S": 0.01, "DNS_EVERY_S": 0.01, "_DNS_S": 0.3}.items():
+    hurry = {"RETRY_S": 0.01, "_LONGEST_RETRY_S": 0.05, "DNS_EVERY_S": 0.01, "_DNS_S": 0.5}
+    for name, seconds in hurry.items():
         monkeypatch.setattr(discovery, name, seconds)
     monkeypatch.setattr(endpoint_slices, "_PAUSE_S", 0.01)
 
@@ -227,12 +228,12 @@ async def test_troubles_with_kubernetes(
     known: bool,
 ) -> None:
     """At the start, and when schedulers are known, which stay so."""
-    monkeypatch.setattr(endpoint_slices, "ANSWER_S", 0.3)
     well = {"status": 200, "slow": False, "slices": [endpoint_slice("one", "10.0.0.1")]}
 
     def turn(changes: dict[str, object]) -> None:
         for name, value in changes.items():
             setattr(api, name, value)
+        monkeypatch.setattr(endpoint_slices, "ANSWER_S", 0.3 if api.slow else PATIENCE_S)
 
     turn(well if known else change)
     async with following("k8s://space/service") as found:
@@ -244,6 +245,7 @@ async def test_troubles_with_kubernetes(
         await found.troubled(text)
         turn(well)
         await found.finds("10.0.0.1:50051")
+        await api.watchers.get()  # not in the midst of a handshake
 
 
 async def test_a_version_that_is_too_old_again_and_again(api: KubernetesApi) -> None:
@@ -254,3 +256,4 @@ async def test_a_version_that_is_too_old_again_and_again(api: KubernetesApi) -> 
         api.slices = [endpoint_slice("one", "10.0.0.1", ports=("other", "grpc"))]
         api.status = 200
         await found.finds("10.0.0.1:50052")
+        await api.watchers.get()
