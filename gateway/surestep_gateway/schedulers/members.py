@@ -122,12 +122,20 @@ class Members:
 
     async def _let_go(self) -> None:
         """Close the clients of those that leave and are not needed."""
-        usable = self.usable()
         for client in self.all:
-            if client.leaving and client.idle and client not in usable:
+            if client.leaving and client.idle and client not in self.usable():
                 self.all = tuple(one for one in self.all if one is not client)
                 self._foreign.discard(client)
-                self._running.pop(client).cancel()
-                await client.close()
+                await _end(client, self._running.pop(client))
                 logger.info("scheduler %s has left", client.address)
         self._on_change()
+
+
+async def _end(client: SchedulerClient, running: asyncio.Task[None]) -> None:
+    """Close a client whose tasks have ended: on a closed channel they would fail."""
+    client.closed = True
+    running.cancel()
+    try:
+        await asyncio.wait([running])
+    finally:
+        await client.close()

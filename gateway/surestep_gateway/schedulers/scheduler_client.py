@@ -70,7 +70,7 @@ class SchedulerClient:
         self._calls: dict[int, GenerateCall] = {}  # open ones by number
         self._others = 0  # requests it had, besides ours, when it was asked last
         self._questions = 0  # open calls besides those of Generate
-        self._closed = False
+        self.closed = False  # no call begins any more
         self._missed = 0  # probes without an answer, in a row
         self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
@@ -88,7 +88,7 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Close the channel, which cancels open calls."""
-        self._closed = True
+        self.closed = True
         await self._channel.close(None)
 
     @property
@@ -111,7 +111,7 @@ class SchedulerClient:
         self._questions -= 1
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ConnectionLost(f"scheduler {self.address} has left")
 
     def admits(self, now: float) -> bool:
