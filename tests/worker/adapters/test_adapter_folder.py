@@ -32,12 +32,17 @@ def rewrite(adapter: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def digest(adapter: Path) -> str:
+    found = read_folder(adapter)
+    return found.digest(found.read().data)
+
+
 def test_what_peft_has_written_is_read(adapter: Path) -> None:
     found = read_folder(adapter)
     assert len(found.modules) == 7
     assert found.rank == 4
     assert found.modules[Q].scale == 6 / 4
-    assert found.digest() == read_folder(adapter).digest()
+    assert digest(adapter) == digest(adapter)
 
 
 def test_ranks_and_factors_of_single_modules(model: Path, tmp_path: Path) -> None:
@@ -49,13 +54,13 @@ def test_ranks_and_factors_of_single_modules(model: Path, tmp_path: Path) -> Non
 
 
 def test_the_digest_is_of_numbers_and_factors(adapter: Path) -> None:
-    before = read_folder(adapter).digest()
+    before = digest(adapter)
     rewrite(adapter, lora_alpha=7)
-    other = read_folder(adapter).digest()
+    other = digest(adapter)
     tensors = load_file(adapter / TENSORS)
     next(iter(tensors.values()))[0, 0] += 1
     save_file(tensors, adapter / TENSORS)
-    assert len({before, other, read_folder(adapter).digest()}) == 3
+    assert len({before, other, digest(adapter)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -94,6 +99,7 @@ def test_tensors_that_are_no_halves_are_refused_by_name(adapter: Path) -> None:
         {f"base_model.model.{Q}.lora_magnitude_vector": torch.zeros(2)},
         {first: torch.zeros(2, 2, dtype=torch.int8)},
         {first: torch.zeros(3, whole[first].shape[1])},
+        {first: whole[first][:0], first.replace("lora_A", "lora_B"): torch.zeros(64, 0)},
     ):
         save_file(whole | changes, path)
         with pytest.raises(InvalidRequest, match="not served: "):
@@ -101,6 +107,16 @@ def test_tensors_that_are_no_halves_are_refused_by_name(adapter: Path) -> None:
     save_file({name: whole[name] for name in whole if name != first}, path)
     with pytest.raises(InvalidRequest, match="not served: "):
         read_folder(adapter)
+
+
+def test_a_file_that_ends_before_it_is_read_is_refused(adapter: Path) -> None:
+    found = read_folder(adapter)
+    os.truncate(adapter / TENSORS, 500)
+    with pytest.raises(InvalidRequest, match="was cut off"):
+        found.read()
+    (adapter / TENSORS).unlink()
+    with pytest.raises(InvalidRequest, match="No such file"):
+        found.read()
 
 
 def test_files_that_cannot_be_read_are_refused(adapter: Path) -> None:

@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from surestep_common.errors import InvalidRequest
 
 from surestep_worker.checkpoint.json_fields import Fields
@@ -25,6 +26,7 @@ PARAM = "lora_path"
 DTYPES = ("F32", "BF16", "F16")
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_RANK, _MOST_ALPHA = 1 << 16, 1e6
+_DIGEST_DIGITS = 32
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")  # peft takes keys of patterns for regular expressions
@@ -98,14 +100,23 @@ class AdapterFolder(NamedTuple):
     modules: Mapping[str, Halves]  # by name of the module in the model
     tensors: Path
 
-    def digest(self) -> str:
-        """Read the file of tensors; return a digest of it and of the factors, in hexadecimal."""
+    def read(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return the bytes of the file of tensors. Raises InvalidRequest."""
+        try:
+            data = np.fromfile(self.tensors, dtype=np.uint8)
+        except OSError as error:
+            message = f"cannot read {self.tensors}: {error.strerror}"
+            raise InvalidRequest(message, param=PARAM) from error
+        if len(data) < max(half.end for halves in self.modules.values() for half in halves[:2]):
+            raise InvalidRequest(f"{self.tensors} was cut off while it was read", param=PARAM)
+        return data
+
+    def digest(self, data: bytes | memoryview) -> str:
+        """Return a digest of the bytes that were read and of the factors, in hexadecimal."""
         about = sorted((name, halves.scale) for name, halves in self.modules.items())
-        digest = blake2b(repr(about).encode(), digest_size=16)
-        with self.tensors.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-        return digest.hexdigest()
+        digest = sha256(repr(about).encode())
+        digest.update(data)
+        return digest.hexdigest()[:_DIGEST_DIGITS]
 
     @property
     def rank(self) -> int:
@@ -178,7 +189,7 @@ def _modules(entries: Mapping[str, Entry], scaling: Scaling) -> dict[str, Halves
     found, strange = dict[str, dict[str, Entry]](), list[str]()
     for name, entry in entries.items():
         match = _HALF.fullmatch(name.removeprefix(_PREFIX))
-        if match is None or entry.dtype not in DTYPES or len(entry.shape) != 2:
+        if match is None or entry.dtype not in DTYPES or len(entry.shape) != 2 or not entry.nbytes:
             strange.append(name)
         else:
             found.setdefault(match[1], {})[match[2]] = entry

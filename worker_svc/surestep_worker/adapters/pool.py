@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import zlib
 from collections.abc import Mapping
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +26,8 @@ from torch import Tensor
 from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.checkpoint.model_folder import some
 from surestep_worker.checkpoint.parameters import Piece
-from surestep_worker.checkpoint.safetensors_header import Entry
 
-from .folder import PARAM, AdapterFolder, Halves, read_folder
+from .folder import PARAM, AdapterFolder, read_folder
 from .kernels import AdaptedProduct, AdaptedRows
 
 logger = logging.getLogger(__name__)
@@ -54,12 +56,16 @@ class _Part(NamedTuple):
         return piece.outputs, piece.inputs
 
 
+Words = np.ndarray[Any, Any]  # numbers by their bits, which are copied fast
+
+
 class _Product(NamedTuple):
     """A product, its parts, and its adapters on the host and on the device."""
 
     parts: Mapping[str, _Part]  # by the layer's name
     host: AdapterWeights
     device: AdapterWeights  # the same memory on a CPU
+    words: list[Words]  # the same memory as a, b, ranks and scales of the host
 
 
 class AdapterPool:
@@ -75,7 +81,7 @@ class AdapterPool:
     ) -> None:
         """Map the places in `memory`, or make them in memory of this process."""
         self.sizes, self.rows = sizes, rows
-        self._device = device
+        self._dtype, self._device = dtype, device
         layout = [(name, p.packed.in_features, *p.pieces) for name, p in rows.products.items()]
         identity = blake2b(repr((sizes, dtype, layout)).encode(), digest_size=32).digest()
         self._memory = memory
@@ -119,7 +125,8 @@ class AdapterPool:
             self._tensor((places, len(parts)), torch.float32),
             torch.tensor(spans, dtype=torch.int64),
         )
-        return _Product(parts, host, AdapterWeights(*map(self._placed, host)))
+        device = AdapterWeights(*map(self._placed, host))
+        return _Product(parts, host, device, [*map(_words, host[:4])])
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
@@ -149,10 +156,11 @@ class AdapterPool:
             raise InvalidRequest(f"there is no place {wanted.place} for an adapter", param=PARAM)
         folder = read_folder(Path(wanted.path))
         self._check(folder)
-        digest = folder.digest()
+        data = folder.read()
+        digest = folder.digest(data.data)
         if wanted.digest not in ("", digest):
             raise InvalidRequest(f"{wanted.path} holds another adapter than before", param=PARAM)
-        halves = {module: _read(halves) for module, halves in folder.modules.items()}
+        tensors = _tensors(folder, data, self._dtype)
         loaded = pb.Adapter(
             name=wanted.name,
             place=wanted.place,
@@ -160,7 +168,7 @@ class AdapterPool:
             digest=digest,
             rank=folder.rank,
         )
-        self._write(wanted.place, folder, halves, loaded)
+        self._write(wanted.place, folder, tensors, loaded)
         return loaded
 
     def unload(self, place: int) -> None:
@@ -195,16 +203,16 @@ class AdapterPool:
     ) -> None:
         self._seals[place] = 0
         for product in self._products.values():
-            product.host.ranks[place] = 0
+            product.words[2][place] = 0
         for module, (a, b) in tensors.items():
             name, part = self._modules[module]
-            host, rank = self._products[name].host, len(a)
-            host.a[place, part.number, :rank] = a[:, part.pieces[0][1].columns]
+            host_a, host_b, ranks, _ = self._products[name].words
+            rank = ranks[place, part.number] = len(a)
+            host_a[place, part.number, :rank] = a[:, part.pieces[0][1].columns]
             for at, piece in part.pieces:
                 mine = b[piece.row : piece.end_row].T
-                host.b[place, :rank, at : at + mine.shape[1]] = mine
-            host.ranks[place, part.number] = rank
-            host.scales[place, part.number] = folder.modules[module].scale
+                host_b[place, :rank, at : at + mine.shape[1]] = mine
+            self._products[name].host.scales[place, part.number] = folder.modules[module].scale
         self._send(place)
         text = json.dumps({f.name: value for f, value in about.ListFields()}).encode()
         self._abouts[place] = 0
@@ -220,13 +228,13 @@ class AdapterPool:
 
     def _digest_of(self, place: int) -> int:
         """Return a digest of what is used of a place."""
-        digest = blake2b(self._abouts[place].tobytes(), digest_size=8)
+        digest = zlib.crc32(self._abouts[place])
         for product in self._products.values():
-            a, b, ranks, scales = (tensor[place] for tensor in product.host[:4])
+            a, b, ranks, scales = (words[place] for words in product.words)
             used = [a[part, :rank] for part, rank in enumerate(ranks.tolist())]
-            for tensor in (ranks, scales, *used, b[: int(ranks.max())]):
-                digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-        return int.from_bytes(digest.digest(), "little", signed=True)
+            for words in (ranks, scales, *used, b[: ranks.max()]):
+                digest = zlib.crc32(words, digest)
+        return digest
 
     def _verify(self) -> None:
         """Let go of places that are not as they were sealed."""
@@ -239,21 +247,34 @@ class AdapterPool:
         return pb.Adapter(**json.loads(self._abouts[place].tobytes().rstrip(b"\0")))
 
 
-_Tensors = tuple[Tensor, Tensor]
+_Tensors = tuple[Words, Words]
 
 
-def _read(halves: Halves) -> _Tensors:
-    """Read A and B. Raises InvalidRequest for numbers that are not finite."""
-    a, b = (_tensor(entry) for entry in (halves.a, halves.b))
-    if not (a.isfinite().all() and b.isfinite().all()):
-        raise InvalidRequest("the adapter has numbers that are not finite", param=PARAM)
-    return a, b
+def _tensors(folder: AdapterFolder, data: Words, dtype: torch.dtype) -> dict[str, _Tensors]:
+    """Return A and B of each module in the model's type, from the bytes of the file.
+
+    Raises InvalidRequest for numbers that are not finite in it.
+    """
+    entries = sorted(
+        (half for halves in folder.modules.values() for half in (halves.a, halves.b)),
+        key=lambda entry: entry.begin,
+    )
+    found = dict[int, Words]()  # by the first byte
+    for stored, together in groupby(entries, lambda entry: entry.dtype):  # which have no gaps
+        run, kind = [*together], _TORCH[stored]
+        first, count = run[0].begin, (run[-1].end - run[0].begin) // kind.itemsize
+        numbers = torch.frombuffer(data, dtype=kind, count=count, offset=first).to(dtype)
+        if not torch.stack(numbers.aminmax()).isfinite().all():
+            raise InvalidRequest("the adapter has numbers that are not finite", param=PARAM)
+        words = _words(numbers)
+        for entry in run:
+            at = (entry.begin - first) // kind.itemsize
+            found[entry.begin] = words[at : at + math.prod(entry.shape)].reshape(entry.shape)
+    return {
+        module: (found[halves.a.begin], found[halves.b.begin])
+        for module, halves in folder.modules.items()
+    }
 
 
-def _tensor(entry: Entry) -> Tensor:
-    with entry.file.open("rb") as file:
-        file.seek(entry.begin)
-        data = bytearray(file.read(entry.nbytes))
-    if len(data) < entry.nbytes:
-        raise InvalidRequest(f"{entry.file} was cut off while it was read", param=PARAM)
-    return torch.frombuffer(data, dtype=_TORCH[entry.dtype]).view(entry.shape)
+def _words(tensor: Tensor) -> Words:
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.itemsize]).numpy()
