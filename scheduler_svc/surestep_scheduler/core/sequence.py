@@ -16,7 +16,7 @@ from surestep_common.tenants import cache_root
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.log import Source
 from surestep_scheduler.cache.prefix import PrefixChain
-from surestep_scheduler.speculation.estimates import AcceptanceStats
+from surestep_scheduler.speculation.estimates import THE_MODEL, AcceptanceStats, Writer
 
 from .limits import Limits
 
@@ -86,6 +86,12 @@ class Request:
         """Return what the keys of its prefixes begin with: an adapter has caches of its own."""
         adapter = "" if self.adapter is None else self.adapter.digest
         return cache_root(self.cache_owner, self.cache_salt, adapter)
+
+    @property
+    def writer(self) -> Writer:
+        """Return whose text it wants."""
+        adapter = self.adapter
+        return THE_MODEL if adapter is None else Writer(1 + adapter.place, adapter.digest)
 
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""
@@ -239,8 +245,7 @@ class Tenancy:
     @property
     def adapter(self) -> int:
         """Return the place of its adapter, plus 1; 0 = none."""
-        adapter = self.seq.request.adapter
-        return 0 if adapter is None else 1 + adapter.place
+        return self.seq.request.writer.number
 
     @property
     def blocks(self) -> list[int]:

@@ -211,7 +211,7 @@ class SchedulerState:
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
         )
-        self.speculation.admit(slot, seq.acceptance_stats)
+        self.speculation.admit(slot, seq.acceptance_stats, seq.request.writer)
         self.stop_ids[list(tenancy.stop_ids)] = True
         self._start(tenancy, now)
         return tenancy

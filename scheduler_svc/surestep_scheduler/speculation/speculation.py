@@ -1,11 +1,12 @@
 """Judge whether speculation pays: acceptance of requests and model, probes, and the alarm.
 
-Acceptance is estimated from windows that were verified. A request that is given no drafts shows
-nothing about its own, so one is probed now and then; probes may take a small share of the time. A
-model whose drafter fails altogether is suspended. Steps take longer than the workers need by
-themselves, because scheduler and gateway have work to do too; by how much is learnt as they run,
-and what steps cost the workers is learnt anew. All that predicts; contests of steps with drafts and
-without have the last word, one on what the drafter proposes and one on what is looked up.
+Acceptance is estimated from windows that were verified, apart for the model and each adapter. A
+request that is given no drafts shows nothing about its own, so one is probed now and then; probes
+may take a small share of the time. A drafter that fails the model altogether is suspended. Steps
+take longer than the workers need by themselves, because scheduler and gateway have work to do too;
+by how much is learnt as they run, and what steps cost the workers is learnt anew. All that
+predicts; contests of steps with drafts and without have the last word, one on what the drafter
+proposes and one on what is looked up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .draft_length import (
     Took,
     draft_lengths,
 )
-from .estimates import AcceptanceStats, Estimates, Finds
+from .estimates import THE_MODEL, AcceptanceStats, Estimates, Finds, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Alarm:
     """Suspends speculation when acceptance has collapsed, and tries again after longer pauses."""
 
     def __init__(self) -> None:
-        self.suspended = False
+        self.suspended = self.has_fault = False
         self.num_suspensions = 0
         self._hits = self._trials = 0
         self._pause = _FIRST_PAUSE
@@ -73,18 +74,21 @@ class Alarm:
             return
         if self._hits < _FLOOR * self._trials:
             message = "%d of the last %d drafts were accepted; is this the model's drafter?"
-            self.suspend(message % (self._hits, self._trials), step)
+            self.suspend(message % (self._hits, self._trials), step, fault=False)
         elif self.suspended:
             logger.info("speculation resumes: %d of %d hits", self._hits, self._trials)
             self.suspended, self._pause = False, _FIRST_PAUSE
         self._hits = self._trials = 0
 
-    def suspend(self, reason: str, step: int) -> None:
-        """Allow no drafts for a while, and only a trial after that."""
+    def suspend(self, reason: str, step: int, *, fault: bool = True) -> None:
+        """Allow no drafts for a while, and only a trial after that.
+
+        Without a `fault` it is the model's own text that is missed.
+        """
         if not self.suspended:
             self.num_suspensions += 1
             logger.warning("speculation is suspended: %s", reason)
-        self.suspended = True
+        self.suspended, self.has_fault = True, fault
         self._hits = self._trials = 0
         self._until = step + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -192,10 +196,10 @@ class Speculation:
         self.finds.clear(num_slots)
         self._choices.forget()
 
-    def admit(self, slot: int, known: AcceptanceStats) -> None:
+    def admit(self, slot: int, known: AcceptanceStats, writer: Writer = THE_MODEL) -> None:
         """Start the estimate of a slot from what is known of its request."""
-        self.proposed.acceptance.admit(slot, known)
-        self.looked_up.acceptance.admit(slot, AcceptanceStats())
+        self.proposed.acceptance.admit(slot, known, writer)
+        self.looked_up.acceptance.admit(slot, AcceptanceStats(), writer)
         self.finds.admit(slot)
         self._choices.forget()
 
@@ -224,7 +228,7 @@ class Speculation:
         self.expected = Expected()
         none = np.zeros_like(caps)
         if not self.alarm.allows(self._step):
-            return Lengths(none, none)
+            caps = caps * (self._of_adapters(slot) & (not self.alarm.has_fault))
         if not self._adaptive or self._costs is None or not caps.any():
             return Lengths(caps if self._proposes else none, caps if self._looks_up else none)
         batch = Batch(slot, caps, context, behind * self._has_state, num_tokens)
@@ -376,7 +380,14 @@ class Speculation:
             (self.proposed, (drafts > 0) & ~looked_up),
         ):
             source.acceptance.observe(slot[rows], accepted[rows], trials[rows])
+        rows = rows & ~self._of_adapters(slot)  # of the last source, the drafter
         self.alarm.observe(int(accepted[rows].sum()), int(trials[rows].sum()), self._step)
+
+    def _of_adapters(self, slot: IntArray) -> BoolArray:
+        """Return which rows [R] say nothing of the model: their adapters learn by themselves, if
+        lengths are chosen."""
+        of_adapters: BoolArray = self.proposed.acceptance.writer[slot] > 0
+        return of_adapters if self._costs is not None else np.zeros_like(of_adapters)
 
 
 def _least_known(trials: FloatArray, among: BoolArray) -> int | None:

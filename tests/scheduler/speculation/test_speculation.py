@@ -13,7 +13,7 @@ from support.fakes.loop import FakeLoop, hopeless, perfect
 from support.fakes.model import Drafter, FakeModel
 from surestep_common.invariants import DECODE, VERIFY, ResultRows
 from surestep_scheduler.speculation.draft_length import Overhead, StepCosts, Took
-from surestep_scheduler.speculation.estimates import AcceptanceStats
+from surestep_scheduler.speculation.estimates import THE_MODEL, AcceptanceStats, Writer
 from surestep_scheduler.speculation.speculation import Alarm
 
 MODEL = FakeModel(max_model_len=2000, num_blocks=2000, drafter_has_state=True)
@@ -179,6 +179,30 @@ def test_the_drafter_is_judged_by_its_own_drafts() -> None:
         speculation.observe(slots, drafts, np.zeros(3, dtype=np.int64), np.full(3, False))
     assert (speculation.proposed.acceptance.of(slots) < 0.1).all()
     assert (speculation.looked_up.acceptance.of(slots) > 0.8).all()
+
+
+@pytest.mark.parametrize("missed", [THE_MODEL, Writer(2, "a")], ids=["the model", "an adapter"])
+def test_drafts_that_miss_one_writer_are_not_taken_from_others(missed: Writer) -> None:
+    """Not by what is known of all requests, nor by the alarm; an adapter that comes is met anew."""
+    speculation = loop(perfect, CHEAP).state.speculation
+    slots, caps, zeros = np.arange(3), np.full(3, 3), np.zeros(3, dtype=np.int64)
+    writers = [THE_MODEL, Writer(2, "a"), Writer(1, "b")]
+
+    def first_drafts() -> list[int]:
+        for slot, writer in enumerate(writers):
+            speculation.admit(slot, AcceptanceStats(), writer)
+        return speculation.lengths(slots, caps, zeros + 50, zeros, 3).proposed.tolist()
+
+    assert first_drafts() == [3, 3, 3]
+    mine = np.full(100, writers.index(missed))
+    for _ in range(6):
+        speculation.observe(mine, mine * 0 + 2, mine * 0, mine < 0)
+    assert first_drafts() == [0 if writer == missed else 3 for writer in writers]
+    assert speculation.alarm.suspended == (missed is THE_MODEL)
+    writers[1] = Writer(2, "c")
+    assert first_drafts()[1:] == [3, 3]
+    speculation.suspend("the drafter failed")
+    assert first_drafts() == [0, 0, 0]
 
 
 def test_without_measured_costs_the_cap_is_drafted() -> None:
