@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Type
 from support.checkpoints.adapters import DENSE, Asked, make_adapter, peft_answers
 from support.checkpoints.compressed import PRESETS, compressed_twins, scheme
@@ -271,7 +272,8 @@ def _stored(method: str, source: Path) -> Packed:
 
 
 def _compressed(preset: str, source: Path) -> Packed:
-    return Packed(compressed_twins(source, {"": (scheme(preset, 32), PRESETS[preset])}), {})
+    schemes = {"": (scheme(preset, 32), PRESETS[preset])}
+    return Packed(compressed_twins(source, schemes, torch.float32), {})
 
 
 def _gguf(source: Path) -> Packed:
@@ -281,7 +283,7 @@ def _gguf(source: Path) -> Packed:
 PACKED: dict[str, Callable[[Path], Packed]] = {
     **{name: partial(_rounded, name) for name in ("int8", "int4")},
     **{method: partial(_stored, method) for method in ("fp8", "awq", "gptq")},
-    "MXFP4": partial(_compressed, "MXFP4"),  # of others, the library rounds what it reads again
+    **{preset: partial(_compressed, preset) for preset in ("MXFP4", "W4A16", "W4A16_ASYM")},
     "gguf": _gguf,
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from compressed_tensors.compressors import compress_module, decompress_module
 from compressed_tensors.quantization import (
     QuantizationArgs,
@@ -89,15 +90,19 @@ def _parameters(weight: Tensor, args: QuantizationArgs | None) -> dict[str, Tens
     return {"weight_scale": scale, **more} | ({} if args.symmetric else {"weight_zero_point": zero})
 
 
-def compressed_twins(source: Path, schemes: Mapping[str, tuple[QuantizationScheme, str]]) -> Twins:
+def compressed_twins(
+    source: Path,
+    schemes: Mapping[str, tuple[QuantizationScheme, str]],
+    dtype: torch.dtype = torch.bfloat16,
+) -> Twins:
     """Write two folders beside `source`; `schemes` have an end of modules' names, "" for all
-    others, and the format."""
+    others, and the format. The library rounds what it reads again to `dtype`, that of scales."""
 
     def convert(module: str, weight: Tensor) -> Matrix | None:
         found = next((s for end, s in schemes.items() if module.endswith(end)), None)
         if found is None or module.endswith("gate"):
             return None
-        parts, meaning = compress(weight.bfloat16(), *found)
+        parts, meaning = compress(weight.to(dtype), *found)
         return Matrix(
             {suffix: part.contiguous() for suffix, part in parts.items()}, meaning.float()
         )

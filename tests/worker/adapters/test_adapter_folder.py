@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints.adapters import make_adapter
 from support.checkpoints.tiny import make_tiny_checkpoint
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, ModelNotFound
 from surestep_worker.adapters.folder import CONFIG, TENSORS, read_folder
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -67,14 +67,8 @@ def test_the_digest_is_of_numbers_and_factors(adapter: Path) -> None:
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type = IA3"),
-        ({"use_dora": True}, "use_dora = True"),
-        ({"bias": "all"}, "bias = all"),
-        ({"lora_bias": True}, "lora_bias = True"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]"),
-        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"target_parameters": ["experts.down_proj"]}, "experts have no adapters"),
-        ({"init_lora_weights": "pissa"}, "changes the model's own weights"),
         ({"alpha_pattern": {"(a+)+": 3}}, "no expressions"),
         ({"alpha_pattern": {"q_proj": "x"}}, "q_proj"),
         ({"r": 0}, "r is 0"),
@@ -86,6 +80,27 @@ def test_what_is_not_served_is_refused_by_name(
     adapter: Path, changes: dict[str, Any], message: str
 ) -> None:
     rewrite(adapter, **changes)
+    with pytest.raises(InvalidRequest, match=message):
+        read_folder(adapter)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"bias": "lora_only"}, "bias = lora_only"),
+        ({"lora_bias": True}, "lora_bias = True"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\]"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"targets": ["embed_tokens"]}, "not served: .*embed_tokens.lora_embedding_A"),
+        ({"init_lora_weights": "pissa"}, "changes the model's own weights"),
+        ({"init_lora_weights": "olora"}, "changes the model's own weights"),
+    ],
+)
+def test_what_peft_makes_and_is_not_served_is_refused_by_name(
+    model: Path, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    adapter = make_adapter(model, tmp_path / "adapter", **config)
     with pytest.raises(InvalidRequest, match=message):
         read_folder(adapter)
 
@@ -126,7 +141,7 @@ def test_files_that_cannot_be_read_are_refused(adapter: Path) -> None:
     with pytest.raises(InvalidRequest, match="no JSON object"):
         read_folder(adapter)
     (adapter / CONFIG).unlink()
-    with pytest.raises(InvalidRequest, match="No such file"):
+    with pytest.raises(ModelNotFound, match="No such file"):
         read_folder(adapter)
     os.mkfifo(adapter / CONFIG)
     with pytest.raises(InvalidRequest, match="is not a file"):
