@@ -6,6 +6,7 @@ Under vLLM's names there is one sample for all: `vllm_metrics`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -208,6 +209,23 @@ _RESTARTS: Split[SchedulerStats] = Split(
 )
 
 
+def _by_adapter(stats: SchedulerStats) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the requests of each adapter; two have one name while one of them leaves."""
+    for state in ("running", "waiting"):
+        total = Counter[str]()
+        for load in stats.adapters:
+            total[load.name] += getattr(load, f"num_{state}")
+        yield from (((name, state), count) for name, count in sorted(total.items()))
+
+
+_ADAPTERS: Split[SchedulerStats] = Split(
+    "surestep:adapter_requests",
+    "Requests in slots and queued, by loaded adapter.",
+    ("adapter", "state"),
+    _by_adapter,
+)
+
+
 class SchedulerCollector(Collector):
     """Collects the latest statistics of all schedulers."""
 
@@ -254,6 +272,7 @@ class SchedulerCollector(Collector):
         for counter in _COUNTERS:
             yield family(CounterMetricFamily, counter, labelled)
         yield split_family(CounterMetricFamily, _RESTARTS, labelled)
+        yield split_family(GaugeMetricFamily, _ADAPTERS, labelled)
         yield from _fault_durations(labelled)
         yield from step_families(labelled)
         yield from rank_families(

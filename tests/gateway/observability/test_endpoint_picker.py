@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_proto.scheduler_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import AdapterLoad, SchedulerStats
 
 BUSY = SchedulerStats(num_running=3, num_waiting=7, num_blocks_used=30, num_blocks_total=40)
 
@@ -47,6 +47,20 @@ async def test_sizes_of_the_cache_are_labels(stack: Stack) -> None:
     (sample,) = (await read(stack))["vllm:cache_config_info"]
     assert int(sample.labels["block_size"]) > 0
     assert int(sample.labels["num_gpu_blocks"]) > 0
+
+
+async def test_requests_are_told_by_adapter(stack: Stack) -> None:
+    """Together for one that leaves and one that has come in its place."""
+    loads = [
+        AdapterLoad(name="a", num_running=2, leaving=True),
+        AdapterLoad(name="a", num_waiting=1),
+    ]
+    for scheduler in stack.schedulers:
+        scheduler.stats = SchedulerStats(adapters=[*loads, AdapterLoad(name="b", num_running=1)])
+    found = (await read(stack))["surestep:adapter_requests"]
+    told = [(one.labels["adapter"], one.labels["state"], one.value) for one in found]
+    running, waiting = [("a", "running", 2.0), ("b", "running", 1.0)], [("a", "waiting", 1.0)]
+    assert told == [*running, *waiting, ("b", "waiting", 0.0)]
 
 
 async def test_there_are_no_adapters(stack: Stack) -> None:

@@ -6,7 +6,7 @@ Every list in it has a bound, and so has every text.
 from __future__ import annotations
 
 from pydantic import BaseModel
-from surestep_proto.scheduler_pb2 import DraftingValue, SchedulerInfo, SchedulerStats
+from surestep_proto.scheduler_pb2 import AdapterLoad, DraftingValue, SchedulerInfo, SchedulerStats
 
 from surestep_gateway.observability.clients import ClientsView
 from surestep_gateway.observability.step_metrics import drafted_at
@@ -82,6 +82,24 @@ class DraftingView(BaseModel):
         )
 
 
+class AdapterView(BaseModel):
+    """An adapter in the pool of the workers."""
+
+    name: str
+    running: int  # requests
+    waiting: int
+    leaving: bool  # it was given up, and only open requests have it
+
+    @classmethod
+    def of(cls, load: AdapterLoad) -> AdapterView:
+        return cls(
+            name=load.name,
+            running=load.num_running,
+            waiting=load.num_waiting,
+            leaving=load.leaving,
+        )
+
+
 class FiguresView(BaseModel):
     """Counters since the start of the scheduler's process, and gauges."""
 
@@ -104,6 +122,7 @@ class FiguresView(BaseModel):
     windows_by_accepted: list[int]  # index = drafts accepted
     speculation_suspended: bool
     drafting: list[DraftingView]
+    adapters: list[AdapterView]
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> FiguresView:
@@ -127,6 +146,7 @@ class FiguresView(BaseModel):
             windows_by_accepted=list(stats.steps.num_windows_by_accepted),
             speculation_suspended=stats.speculation_suspended,
             drafting=[DraftingView.of(size) for size in stats.drafting],
+            adapters=[AdapterView.of(load) for load in stats.adapters],
         )
 
 

@@ -13,6 +13,7 @@ from surestep_proto import supervisor_pb2, worker_pb2
 from surestep_proto.scheduler_pb2 import (
     RECOVERING,
     WAITING_FOR_WORKERS,
+    AdapterLoad,
     DraftingValue,
     Incident,
     RecentSteps,
@@ -90,6 +91,7 @@ async def test_everything_is_in_it(start_stack: StartStack) -> None:
         drafting=[
             DraftingValue(source="proposed", rows=8, value=0.93, time_factor=1.5, num_trials=7)
         ],
+        adapters=[AdapterLoad(name="poet", num_running=2, leaving=True)],
         steps=StepStats(num_windows_by_drafts=[0, 0, 10], num_windows_by_accepted=[2, 4, 4]),
     )
     seen = await until(stack, lambda o: o.schedulers[0].figures.running == 3)
@@ -113,6 +115,8 @@ async def test_everything_is_in_it(start_stack: StartStack) -> None:
         "time_factor": 1.5,
         "trials": 7,
     }
+    (adapter,) = figures.adapters
+    assert adapter.model_dump() == {"name": "poet", "running": 2, "waiting": 0, "leaving": True}
     first, second = scheduler.engine.ranks
     assert (first.state, first.phase, first.epoch, first.restarts) == ("READY", "FORWARD", 3, 2)
     assert (second.state, second.phase, second.epoch, second.pid) == ("DEAD", None, None, 0)

@@ -18,6 +18,7 @@ from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import supervisor_pb2
 from surestep_proto.scheduler_pb2 import (
     RECOVERING,
+    AdapterLoad,
     DraftingValue,
     Incident,
     SchedulerStats,
@@ -282,11 +283,13 @@ async def test_narrow_screens_have_nothing_beside_them(
             num_drafts=9,
             num_accepted_tokens_per_pos=[5] * 16,
             drafting=[DraftingValue(rows=8, value=0.93, num_trials=7)],
+            adapters=[AdapterLoad(name="poet" * 9, num_running=2)],
         )
     options = {"viewport": NARROW, "color_scheme": scheme}
     async with visit(chromium, stack, "/ui/", **options) as page:
         await shows(page, ".scheduler >> nth=1", "draft 16")
         await shows(page, ".scheduler >> nth=1", "0.93 times")
+        await shows(page, ".scheduler >> nth=1", "poet" * 9)
         await page.get_by_label("Message").fill("hello")
         await page.get_by_label("Message").press("Enter")
         await shows(page, ".turn.assistant .foot", "tokens")

@@ -30,6 +30,7 @@ export function schedulerPanel(scheduler, index) {
     history(scheduler),
     engine && timeline(scheduler),
     speculation(scheduler),
+    adapters(scheduler.figures.adapters),
   );
 }
 
@@ -201,6 +202,20 @@ function drafting(sizes) {
       h("caption", { class: "unseen" }, "Whether drafts pay, by the requests in a step"),
       h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, sizes.map((size) => h("tr", {}, row(size).map((cell) => h("td", {}, cell))))),
+    ));
+}
+
+/** The adapters that are loaded, and what has them. */
+function adapters(loaded) {
+  if (loaded.length === 0) return null;
+  const heads = ["adapter", "running", "waiting", ""];
+  const row = (one) => [one.name, count(one.running), count(one.waiting), one.leaving ? "unloaded when its requests have ended" : ""];
+  return h("div", { class: "block table" },
+    h("h3", {}, "Adapters", h("span", {}, `${several(loaded.length, "place")} taken`)),
+    h("table", {},
+      h("caption", { class: "unseen" }, "Adapters, and requests that have them"),
+      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, loaded.map((one) => h("tr", {}, row(one).map((cell) => h("td", {}, cell))))),
     ));
 }
 
