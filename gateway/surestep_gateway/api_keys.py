@@ -66,6 +66,11 @@ class Caller(NamedTuple):
         if priority and self.client is not None and not self.client.may_prioritise:
             raise PermissionDenied("this key's requests may not set a priority", param="priority")
 
+    def may_name(self, adapter: str) -> bool:
+        """Return whether its requests may have an adapter."""
+        allowed = self.client.adapters if self.client is not None else None
+        return allowed is None or adapter in allowed
+
 
 _FLOWS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 _SESSION = b"x-session-id"
@@ -125,6 +130,7 @@ class ApiClient(NamedTuple):
     weight: float = 1.0  # its share of a busy server, compared with others
     may_prioritise: bool = True
     shares_prefixes: bool = False  # with the owners of other keys
+    adapters: Collection[str] | None = None  # that it may name; None: all
 
 
 class ApiKey(NamedTuple):
@@ -170,7 +176,8 @@ def plain_keys(keys: Sequence[SecretStr]) -> list[ApiKey]:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Read one key per line, optionally followed by `name=`, `weight=` and `priority=yes|no`.
+    """Read one key per line, optionally followed by `name=`, `weight=`, `priority=yes|no` and
+    `adapters=`, the names of the only adapters that its requests may name.
 
     The default priority is no. Empty lines and lines that begin with # do not count. Raise
     ValueError naming the line, never the key.
@@ -193,7 +200,7 @@ def _parse(path: Path, lines: Sequence[str]) -> Iterator[ApiKey]:
         try:
             yield _api_key(*words)
         except (ValueError, TypeError, KeyError) as error:
-            expected = "KEY [name=NAME] [weight=NUMBER] [priority=yes|no]"
+            expected = "KEY [name=NAME] [weight=NUMBER] [priority=yes|no] [adapters=NAME,NAME]"
             raise ValueError(f"{path}, line {number}: expected {expected}") from error
 
 
@@ -201,9 +208,12 @@ def _api_key(key: str, *options: str) -> ApiKey:
     given = dict(option.split("=") for option in options)
     name, weight = given.pop("name", _name(key)), float(given.pop("weight", 1))
     may_prioritise = _ANSWERS[given.pop("priority", "no")]
+    listed = given.pop("adapters", None)
+    adapters = None if listed is None else frozenset(filter(None, listed.split(",")))
     if given or not name or not 0.01 <= weight <= 100:
         raise ValueError
-    return ApiKey(SecretStr(key), ApiClient(name, weight, may_prioritise))
+    client = ApiClient(name, weight, may_prioritise, adapters=adapters)
+    return ApiKey(SecretStr(key), client)
 
 
 def _name(key: str) -> str:

@@ -6,12 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from surestep_common.errors import MissingParameter, ModelNotFound, Unavailable
+from surestep_common.errors import MissingParameter, ModelNotFound, PermissionDenied, Unavailable
 from surestep_common.tracing import Tracer
 from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.http.bodies import Answers
 
+from .api_keys import Caller
 from .http.admission import Admission, Seats
 from .observability.metrics import GatewayMetrics, ModelMetrics
 from .schedulers.pool import SchedulerPool
@@ -52,6 +53,11 @@ class Gateway:
         """The adapters that may be asked for in its place, by name."""
         known = self.pool.info.adapters if self.pool.is_known else ()
         return {adapter.name: adapter for adapter in known}
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Return whether any name may be that of an adapter."""
+        return self.pool.is_known and self.pool.info.loads_adapters
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,19 @@ class Models:
         if found is None:
             raise ModelNotFound(f"the model '{name}' does not exist", param="model")
         return found
+
+    def answering(self, name: str, caller: Caller) -> Gateway:
+        """Return what answers a caller's requests with this name, which may be that of an adapter
+        that has to be loaded first. Raise ModelNotFound, PermissionDenied."""
+        if name not in self._by_name and not caller.may_name(name):
+            raise PermissionDenied("this key's requests may not name this adapter", param="model")
+        try:
+            return self.named(name)
+        except ModelNotFound:
+            found = next((one for one in self.all if one.loads_adapters), None)
+            if found is None:
+                raise
+            return found
 
     def unnamed(self) -> Gateway:
         """Return the only model. Raise MissingParameter where there are several."""

@@ -50,18 +50,20 @@ STORE: TierAction
 FORGET: TierAction
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "place", "path", "digest", "rank")
+    __slots__ = ("name", "place", "path", "digest", "rank", "only_check")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    ONLY_CHECK_FIELD_NUMBER: _ClassVar[int]
     name: str
     place: int
     path: str
     digest: str
     rank: int
-    def __init__(self, name: _Optional[str] = ..., place: _Optional[int] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    only_check: bool
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[int] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., only_check: _Optional[bool] = ...) -> None: ...
 
 class UnloadAdapterResponse(_message.Message):
     __slots__ = ()

@@ -95,7 +95,8 @@ class WorkerServicer:
 
     def LoadAdapter(self, request, context):
         """Read an adapter's folder into a place of the pool, beside the steps; returns what is there then. No plan may name
-        the place meanwhile. INVALID_ARGUMENT, which changes nothing, for an adapter that does not fit.
+        the place meanwhile. INVALID_ARGUMENT, which changes nothing, for an adapter that does not fit; NOT_FOUND, where
+        there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

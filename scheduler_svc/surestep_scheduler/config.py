@@ -125,6 +125,11 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=(),
         description='adapters to load at the start: name=folder, or {"name":..,"path":..}',
     )
+    lora_folder: str = Field(
+        default="",
+        description="folder, where workers run, whose folders are adapters: a request that names "
+        "one loads it, in place of the idle one that was asked for longest ago",
+    )
     kv_events_config: dict[str, Any] | None = Field(
         default=None,
         description="JSON: publish KV events for routers over ZeroMQ, as vLLM does",
@@ -163,6 +168,11 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     @classmethod
     def _modules_are_folders(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("=".join(_module(text)) for text in modules)
+
+    @field_validator("lora_folder")
+    @classmethod
+    def _folder_is_absolute(cls, folder: str) -> str:
+        return str(Path(folder).absolute()) if folder else ""
 
     @field_validator("kv_events_config")
     @classmethod

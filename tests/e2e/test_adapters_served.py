@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from e2e.conftest import SPECULATION
-from openai import NotFoundError
+from openai import NotFoundError, PermissionDeniedError
 from support.checkpoints.adapters import Asked, make_adapter, peft_answers
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
@@ -111,17 +111,21 @@ def differing(adapted: Adapted, num_prompts: int, disturb: Callable[[], object])
         ]
 
 
-def serve_adapters(folder: Path, count: int, *flags: str) -> Iterator[Adapted]:
+def serve_adapters(
+    folder: Path, count: int, *flags: str, on_demand: bool = False
+) -> Iterator[Adapted]:
     model = make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True)
     folders = {
         f"adapter-{i}": make_adapter(
-            model, folder / f"{i}", seed=i, rank=1 + i % 8, targets=TARGETS
+            model, folder / "adapters" / f"adapter-{i}", seed=i, rank=1 + i % 8, targets=TARGETS
         )
         for i in range(count)
     }
-    opened = "--enable-lora", "--max-loras", str(count + SPARE), "--admin-api-key", "admin"
-    modules = [f"{name}={path}" for name, path in folders.items()]
-    words = (*opened, "--lora-modules", *modules, *flags)
+    places = 2 if on_demand else count + SPARE
+    opened = "--enable-lora", "--max-loras", str(places), "--admin-api-key", "admin"
+    at_start = "--lora-modules", *(f"{name}={path}" for name, path in folders.items())
+    asked = "--lora-folder", str(folder / "adapters")
+    words = (*opened, *(asked if on_demand else at_start), *flags)
     with serve(model, folder / "logs", "--kv-cache-memory", "0.1", *words) as stack:
         stack.headers = KEY
         yield Adapted(stack, model, folders)
@@ -177,7 +181,7 @@ def test_adapters_come_and_go_while_requests_run(adapted: Adapted) -> None:
 
 def test_what_cannot_be_loaded_is_refused_by_name(adapted: Adapted, tmp_path: Path) -> None:
     first = next(iter(adapted.folders.values()))
-    assert "cannot read" in adapted.load("wrong", tmp_path, expect=400)
+    assert "cannot read" in adapted.load("wrong", tmp_path, expect=404)
     assert "no absolute path" in adapted.load("wrong", Path("relative"), expect=400)
     assert "name of a model" in adapted.load("tiny", first, expect=400)
     assert "not_found" in adapted.unload("wrong", expect=404)
@@ -190,6 +194,27 @@ def test_what_cannot_be_loaded_is_refused_by_name(adapted: Adapted, tmp_path: Pa
     body = {"lora_name": "x", "lora_path": str(first)}
     reply = httpx.post(f"{adapted.stack.url}/v1/load_lora_adapter", json=body, timeout=30)
     assert reply.status_code == 401
+
+
+def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
+    """In turns at two places, also when the worker has just been killed."""
+    keys = tmp_path / "keys"
+    keys.write_text("none\nlimited adapters=adapter-1\n")
+    prompt = prompts(2)[1]
+    for adapted in serve_adapters(tmp_path, 4, "--api-key-file", str(keys), on_demand=True):
+        for name in (*adapted.folders, "adapter-3", "tiny", "adapter-0"):
+            assert adapted.answer(name, prompt, 0) == adapted.expected(name, prompt, 0)
+        adapted.stack.kill_rank()
+        for name in ("adapter-1", "adapter-3"):
+            assert adapted.answer(name, prompt, 1) == adapted.expected(name, prompt, 1)
+        for name in ("adapter-4", "../adapters/adapter-0"):
+            with pytest.raises(NotFoundError, match="does not exist"):
+                adapted.answer(name, prompt, 0)
+        limited = client_of(adapted.stack).with_options(api_key="limited")
+        assert [card.id for card in limited.models.list().data] == ["tiny", "adapter-1"]
+        limited.completions.create(model="adapter-1", prompt=prompt, max_tokens=1)
+        with pytest.raises(PermissionDeniedError):
+            limited.completions.create(model="adapter-3", prompt=prompt, max_tokens=1)
 
 
 @pytest.mark.rotates(64)  # ten minutes

@@ -33,6 +33,12 @@ def test_a_file_says_whose_keys_they_are(keys: Path) -> None:
     assert second == (SecretStr("k2"), ApiClient("batch", 2.5, may_prioritise=True))
 
 
+def test_a_key_names_the_adapters_that_it_may(keys: Path) -> None:
+    keys.write_text("k1\nk2 adapters=a,b\nk3 adapters=\n")
+    callers = [caller(), *(caller(key.client) for key in read_keys(keys))]
+    assert ["".join(filter(one.may_name, "abc")) for one in callers] == ["abc", "abc", "ab", ""]
+
+
 @pytest.mark.parametrize(
     "line",
     [

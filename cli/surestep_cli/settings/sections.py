@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "adaptive_draft_length",
         "require_drafter",
     ),
-    "Adapters": ("enable_lora", "max_loras", "max_lora_rank", "lora_modules"),
+    "Adapters": ("enable_lora", "max_loras", "max_lora_rank", "lora_modules", "lora_folder"),
     "Memory": (
         "load_on_demand",
         "unload_idle_s",

@@ -200,16 +200,17 @@ def model_of(models: Models, request: Request) -> Gateway:
     """Return the model that the body of a counted request names, with a seat there until its end.
 
     A body that cannot be read is left to the first model to refuse. Raise ModelNotFound,
-    MissingParameter, QueueFull.
+    MissingParameter, PermissionDenied, QueueFull.
     """
+    caller = Caller.of(request.scope)
     try:
         name = model_named(body_of(request).data)
     except ValueError:
         gateway = models.first
     else:
-        gateway = models.unnamed() if name is None else models.named(name)
+        gateway = models.unnamed() if name is None else models.answering(name, caller)
     held: contextlib.ExitStack = request.scope["state"]["held"]
-    held.enter_context(gateway.seats.taken(Caller.of(request.scope).name))
+    held.enter_context(gateway.seats.taken(caller.name))
     return gateway
 
 

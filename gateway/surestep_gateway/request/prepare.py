@@ -164,7 +164,7 @@ def check_model(settings: GatewaySettings, name: str | None, info: SchedulerInfo
     """Raise NotFound for what is neither the model's name nor an adapter's."""
     if name is None or name in settings.model_names:
         return
-    if not any(adapter.name == name for adapter in info.adapters):
+    if not (info.loads_adapters or any(adapter.name == name for adapter in info.adapters)):
         raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 

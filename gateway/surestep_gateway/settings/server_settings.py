@@ -133,7 +133,7 @@ class KeySettings(PeerSettings):
     api_key_file: FilePath | None = Field(
         None,
         description="file of such keys, one a line: KEY [name=NAME] [weight=NUMBER] "
-        "[priority=yes|no]",
+        "[priority=yes|no] [adapters=NAME,NAME]",
     )
     share_prefix_cache_between_keys: bool = Field(
         default=False,

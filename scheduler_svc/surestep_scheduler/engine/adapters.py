@@ -2,7 +2,8 @@
 
 The ranks' pools outlive ranks and schedulers, so a scheduler that comes later finds what is loaded.
 Steps name a place only once every rank has the adapter there. An adapter that is given up keeps its
-place as long as a request has it.
+place as long as a request has it. Those of the folder of adapters are loaded when a request names
+them, in place of the idle one of them that was named longest ago.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from surestep_common.errors import (
     InvalidRequest,
     ModelNotFound,
+    NotFound,
     QueueFull,
     SurestepError,
     Unavailable,
@@ -30,15 +34,21 @@ logger = logging.getLogger(__name__)
 
 _MOST_PATH = 1024  # characters
 _NAME = re.compile(r"[\w.\-/:@+]{1,200}")  # a comma parts names in metrics
+_IN_FOLDER = re.compile(r"[\w\-:@+][\w.\-:@+]{0,199}")  # no path, and nothing hidden
 RETRY_AFTER_S = 1.0
+
+InUse = Callable[[Adapter], bool]
 
 
 class Adapters:
     """Adapters of one engine. Every change goes to the ranks first, one at a time."""
 
-    def __init__(self, wanted: Mapping[str, str]) -> None:
-        """Load the `wanted` folders, by name, as soon as there are ranks."""
-        self._wanted = dict(wanted)
+    def __init__(self, wanted: Mapping[str, str], folder: str = "") -> None:
+        """Load the `wanted` folders, by name, as soon as there are ranks, and those in `folder`, if
+        there is one, for requests."""
+        self._wanted, self._folder = dict(wanted), folder
+        self._named: dict[str, None] = {}  # by requests, the longest ago first
+        self._calls = Counter[Adapter]()  # that have an adapter, whether they are queued yet or not
         self._loaded: dict[str, pb.Adapter] = {}  # by name
         self._leaving: list[pb.Adapter] = []  # open requests may have them
         self._num_places = 0
@@ -55,13 +65,62 @@ class Adapters:
         """Return what only open requests have."""
         return self._leaving
 
+    @property
+    def loads(self) -> bool:
+        """Return whether requests load adapters by naming them."""
+        return bool(self._folder and self._num_places)
+
     def find(self, name: str) -> Adapter | None:
         """Return the adapter of this name; None: the model itself. Raises ModelNotFound."""
         if not name:
             return None
         if name not in self._loaded:
             raise ModelNotFound(f"no adapter '{name}' is loaded", param="model")
+        self._named.pop(name, None)
+        self._named[name] = None
         return _as_core(self._loaded[name])
+
+    async def resolve(self, group: WorkerGroup | None, name: str, in_use: InUse) -> Adapter | None:
+        """Return what `find` does, after loading what only the folder has.
+
+        Raises ModelNotFound, InvalidRequest for an adapter that does not fit, QueueFull where no
+        place is idle, and Unavailable.
+        """
+        if self.loads and name and name not in self._loaded:
+            async with self._turn:
+                if name not in self._loaded:
+                    self._loaded[name] = await self._load_named(group, name, in_use)
+                    logger.info("adapter '%s' is loaded for a request", name)
+        return self.find(name)
+
+    async def _load_named(self, group: WorkerGroup | None, name: str, in_use: InUse) -> pb.Adapter:
+        unknown = ModelNotFound(f"the model '{name}' does not exist", param="model")
+        if not _IN_FOLDER.fullmatch(name):
+            raise unknown
+        try:
+            _check_names(name, self._path_of(name))
+            return await self._load(group, name, self._path_of(name), in_use)
+        except NotFound:
+            raise unknown from None
+        except InvalidRequest as error:
+            raise InvalidRequest(f"adapter '{name}': {error.message}", param="model") from error
+
+    def _path_of(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    @contextmanager
+    def called(self, adapter: Adapter | None) -> Iterator[None]:
+        """Keep the place of an adapter while a call has it."""
+        if adapter is None:
+            yield
+            return
+        self._calls[adapter] += 1
+        try:
+            yield
+        finally:
+            self._calls[adapter] -= 1
+            if not self._calls[adapter]:
+                del self._calls[adapter]
 
     def check(self, adapter: Adapter | None) -> None:
         """Raise ModelNotFound if an adapter has left its place since it was found."""
@@ -97,16 +156,17 @@ class Adapters:
             for name, path in self._wanted.items():
                 _check_names(name, path)
                 if name not in self._loaded:
-                    self._loaded[name] = await self._load(group, name, path)
+                    self._loaded[name] = await self._load(group, name, path, lambda _: False)
             self._wanted = {}
             return [_as_core(adapter) for adapter in lost]
 
     async def load(
-        self, group: WorkerGroup | None, name: str, path: str, *, in_place: bool
+        self, group: WorkerGroup | None, name: str, path: str, in_use: InUse, *, in_place: bool
     ) -> pb.Adapter:
         """Load a folder on all ranks; requests may name it then.
 
-        Raises InvalidRequest, which changes nothing, QueueFull without a place, Unavailable.
+        Raises ModelNotFound and InvalidRequest, which change nothing, QueueFull without a place,
+        Unavailable.
         """
         _check_names(name, path)
         async with self._turn:
@@ -116,9 +176,7 @@ class Adapters:
             if before is not None and not in_place:
                 message = f"an adapter '{name}' is loaded already: unload it, or load it in place"
                 raise InvalidRequest(message, param="lora_name")
-            if group is None:
-                raise Unavailable("the workers are not there", retry_after=RETRY_AFTER_S)
-            loaded = await self._load(group, name, path)
+            loaded = await self._load(group, name, path, in_use)
             if before is not None:
                 self._leaving.append(before)
             self._loaded[name] = loaded
@@ -130,10 +188,11 @@ class Adapters:
         self.find(name)
         if name not in self._loaded:
             raise ModelNotFound("an adapter is unloaded by its name", param="lora_name")
-        self._leaving.append(self._loaded.pop(name))
+        self._leaving.append(self._loaded[name])
+        del self._loaded[name], self._named[name]
         logger.info("adapter '%s' is given up", name)
 
-    async def sweep(self, group: WorkerGroup | None, in_use: Callable[[Adapter], bool]) -> None:
+    async def sweep(self, group: WorkerGroup | None, in_use: InUse) -> None:
         """Free the places of what was given up and no request has any more."""
         async with self._turn:
             for adapter in [a for a in self._leaving if not in_use(_as_core(a))]:
@@ -141,12 +200,29 @@ class Adapters:
                     await group.unload_adapter(adapter)
                     self._leaving.remove(adapter)
 
-    async def _load(self, group: WorkerGroup, name: str, path: str) -> pb.Adapter:
+    async def _load(
+        self, group: WorkerGroup | None, name: str, path: str, in_use: InUse
+    ) -> pb.Adapter:
+        if group is None:
+            raise Unavailable("the workers are not there", retry_after=RETRY_AFTER_S)
+        wanted = pb.Adapter(name=name, path=path)
         free = [place for place in range(self._num_places) if place not in self._taken]
-        if not free:
-            message = f"all {self._num_places} places for adapters are taken: see --max-loras"
-            raise QueueFull(message, retry_after=RETRY_AFTER_S)
-        return await group.load_adapter(pb.Adapter(name=name, place=free[0], path=path))
+        wanted.place = free[0] if free else await self._make_room(group, wanted, in_use)
+        return await group.load_adapter(wanted)
+
+    async def _make_room(self, group: WorkerGroup, wanted: pb.Adapter, in_use: InUse) -> int:
+        """Unload the idle adapter of the folder that was named longest ago; return its place."""
+        await group.check_adapter(wanted)
+        order = {name: age for age, name in enumerate(self._named)}
+        ours = [one for one in self.loaded if self.loads and one.path == self._path_of(one.name)]
+        for idle in sorted(ours, key=lambda one: order.get(one.name, -1)):
+            adapter = _as_core(idle)
+            if not (self._calls[adapter] or in_use(adapter)):
+                self._forget(idle)
+                await group.unload_adapter(idle)
+                return idle.place
+        message = f"all {self._num_places} places for adapters are taken: see --max-loras"
+        raise QueueFull(message, retry_after=RETRY_AFTER_S)
 
     @property
     def _taken(self) -> set[int]:
@@ -157,6 +233,7 @@ class Adapters:
             self._leaving.remove(adapter)
         else:
             del self._loaded[adapter.name]
+            self._named.pop(adapter.name, None)
 
 
 def _check_names(name: str, path: str) -> None:

@@ -65,7 +65,7 @@ class Engine:
         self._compilations = Compilations()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.pauses = Pauses()
-        self.adapters = Adapters(settings.adapters)
+        self.adapters = Adapters(settings.adapters, settings.lora_folder)
         self.held_weight_bytes = 0  # on all ranks, of a sleeping engine
         self.next_version: str | None = None  # of weights that ranks are to come back with
         self.updating = False  # an update is under way, which may wait for requests first

@@ -9,7 +9,10 @@ from surestep_common.errors import Unavailable
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import worker_pb2
 
+from surestep_scheduler.core.sequence import Adapter
+
 from . import updates
+from .adapters import InUse
 from .engine import Engine
 from .incidents import OperatorRestart
 from .pauses import RETRY_AFTER_S, Slept
@@ -98,8 +101,17 @@ async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker
     """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
     await _sweep(engine)
     return await engine.adapters.load(
-        engine.group, request.name, request.path, in_place=request.in_place
+        engine.group, request.name, request.path, _in_use(engine), in_place=request.in_place
     )
+
+
+async def find_adapter(engine: Engine, name: str) -> Adapter | None:
+    """Return the adapter that a request names. Raises as Adapters.resolve does."""
+    return await engine.adapters.resolve(engine.group, name, _in_use(engine))
+
+
+def _in_use(engine: Engine) -> InUse:
+    return engine.state.uses if engine.state is not None else lambda adapter: False
 
 
 async def sweep_adapters(engine: Engine) -> None:

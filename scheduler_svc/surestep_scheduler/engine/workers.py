@@ -121,6 +121,13 @@ class WorkerGroup:
             raise failed[0]
         return loaded[0]
 
+    async def check_adapter(self, wanted: pb.Adapter) -> None:
+        """Raise what the first rank does that could not load an adapter; nothing is touched."""
+        request = pb.Adapter(path=wanted.path, only_check=True)
+        await asyncio.gather(
+            *(_answer(stub.LoadAdapter(request, timeout=_LOAD_S)) for stub in self._stubs)
+        )
+
     async def unload_adapter(self, adapter: pb.Adapter, ranks: Sequence[int] | None = None) -> None:
         """Have these ranks, or all, forget an adapter; those that are gone have none."""
         calls = (_answer(stub.UnloadAdapter(adapter, timeout=_LOAD_S)) for stub in self._of(ranks))

@@ -55,6 +55,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         weight_version=first.weight_version,
         adapters=engine.adapters.loaded,
         max_loras=first.max_loras,
+        loads_adapters=engine.adapters.loads,
     )
 
 

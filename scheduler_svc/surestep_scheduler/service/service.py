@@ -97,7 +97,7 @@ class SchedulerService(SchedulerServicer):
                 resolved = None  # where a vector is wanted nothing is sampled
                 if not request.pooling:
                     resolved = resolve(request, self._engine.model, limits.max_request_len)
-                adapter = self._engine.adapters.find(request.adapter)
+                adapter = await operations.find_adapter(self._engine, request.adapter)
                 settle_adapter(request, resolved, adapter)
                 parsed = parse_request(request, limits.vocab_size, adapter)
                 finish = ended(parsed, limits.max_request_len)
@@ -106,7 +106,7 @@ class SchedulerService(SchedulerServicer):
                 return
             shared = self._outboxes.named(request.delivery.stream_id)
             outbox = shared or Outbox()
-            with self._counted():
+            with self._counted(), self._engine.adapters.called(adapter):
                 with _memory():
                     if parsed.has_grammar:
                         await self._engine.compile(parsed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from surestep_common.errors import InvalidRequest, ModelNotFound, QueueFull, Unavailable
+from surestep_common.errors import InvalidRequest, ModelNotFound, NotFound, QueueFull, Unavailable
 from surestep_proto import worker_pb2 as pb
+from surestep_scheduler.core.sequence import Adapter
 from surestep_scheduler.engine.adapters import Adapters
 from surestep_scheduler.engine.workers import WorkerGroup
 
@@ -24,6 +26,10 @@ class Stub:
     async def LoadAdapter(self, wanted: pb.Adapter, timeout: float) -> pb.Adapter:
         if self.fault is not None:
             raise self.fault
+        if "missing" in wanted.path:
+            raise NotFound("there is none")
+        if wanted.only_check:
+            return wanted
         loaded = pb.Adapter()
         loaded.CopyFrom(wanted)
         loaded.digest = self.digest.format(wanted.path)
@@ -63,10 +69,14 @@ def ranks() -> Ranks:
     return Ranks()
 
 
+def idle(adapter: object) -> bool:
+    return False
+
+
 async def load(
     adapters: Adapters, ranks: Ranks, name: str, *, in_place: bool = False
 ) -> pb.Adapter:
-    return await adapters.load(ranks.group, name, f"/{name}", in_place=in_place)
+    return await adapters.load(ranks.group, name, f"/{name}", idle, in_place=in_place)
 
 
 async def test_a_load_is_on_all_ranks_or_none(ranks: Ranks) -> None:
@@ -124,13 +134,48 @@ async def test_a_scheduler_that_comes_anew_takes_what_all_ranks_have(ranks: Rank
     assert [one.name for one in adapters.loaded] == ["a"]
 
 
+async def test_the_idle_adapter_that_was_named_longest_ago_makes_room(ranks: Ranks) -> None:
+    adapters = Adapters({}, "/folder")
+    await ranks.settle(adapters)
+
+    async def named(name: str, in_use: Any = idle) -> Adapter:
+        found = await adapters.resolve(ranks.group, name, in_use)
+        assert found is not None
+        return found
+
+    a, b = await named("a"), await named("b")
+    assert await named("a") == a
+    for name in ("missing", "../a", ".a", "a/b"):
+        with pytest.raises(ModelNotFound, match=f"'{name}' does not exist"):
+            await named(name)
+    ranks.stubs[1].fault = InvalidRequest("rank 9, more than 8")
+    with pytest.raises(InvalidRequest, match="adapter 'c': rank 9"):
+        await named("c")
+    ranks.stubs[1].fault = None
+    assert ranks.names == [["a", "b"], ["a", "b"]]  # nothing has made room for them
+    await asyncio.gather(named("c"), named("c"))
+    assert ranks.names == [["a", "c"], ["a", "c"]]
+    with adapters.called(a):
+        assert (await named("b")).place == b.place
+        assert ranks.names == [["a", "b"], ["a", "b"]]
+        with pytest.raises(QueueFull):
+            await named("c", lambda adapter: adapter.name == "b")
+    await load(adapters, ranks, "d")
+    assert ranks.names == [["d", "b"], ["d", "b"]]
+    await named("a")
+    assert ranks.names == [["d", "a"], ["d", "a"]]  # what was loaded by hand stays
+    assert await adapters.resolve(None, "", idle) is None
+    with pytest.raises(Unavailable):
+        await adapters.resolve(None, "b", idle)
+
+
 async def test_what_cannot_be_asked_for_is_refused(ranks: Ranks) -> None:
     adapters = Adapters({})
     with pytest.raises(InvalidRequest, match="--enable-lora"):
         await load(adapters, ranks, "a")
     await ranks.settle(adapters)
     with pytest.raises(Unavailable):
-        await adapters.load(None, "a", "/a", in_place=False)
+        await adapters.load(None, "a", "/a", idle, in_place=False)
     for name in ("", "a,b", "a\nb", "x" * 300):
         with pytest.raises(InvalidRequest):
             await load(adapters, ranks, name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, ModelNotFound
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import some
@@ -125,7 +125,8 @@ class AdapterFolder(NamedTuple):
 
 
 def read_folder(folder: Path) -> AdapterFolder:
-    """Read a folder. Raises InvalidRequest naming what is wrong, or not served."""
+    """Read a folder. Raises ModelNotFound for one without an adapter, InvalidRequest naming what is
+    wrong, or not served."""
     if not folder.is_absolute():
         raise InvalidRequest(f"'{folder}' is no absolute path", param=PARAM)
     scaling = _scaling(_config(folder / CONFIG))
@@ -144,7 +145,9 @@ def _config(path: Path) -> Mapping[str, Any]:
             text = file.read(_MOST_CONFIG_BYTES + 1)
         config = json.loads(text) if len(text) <= _MOST_CONFIG_BYTES else None
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param=PARAM) from error
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        kind = ModelNotFound if missing else InvalidRequest
+        raise kind(f"cannot read {path}: {error.strerror}", param=PARAM) from error
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):

@@ -149,13 +149,15 @@ class AdapterPool:
     def load(self, wanted: pb.Adapter) -> pb.Adapter:
         """Read an adapter's folder into the place that is wanted; return what is there then.
 
-        Raises InvalidRequest, before anything is touched, for a folder that does not fit, and for
-        another content than `wanted.digest`, if that is given.
+        Raises ModelNotFound without an adapter there, and InvalidRequest for one that does not fit
+        or has another content than `wanted.digest`, if that is given: nothing is touched then.
         """
         if wanted.place >= self.sizes.places:
             raise InvalidRequest(f"there is no place {wanted.place} for an adapter", param=PARAM)
         folder = read_folder(Path(wanted.path))
         self._check(folder)
+        if wanted.only_check:
+            return wanted
         data = folder.read()
         digest = folder.digest(data.data)
         if wanted.digest not in ("", digest):

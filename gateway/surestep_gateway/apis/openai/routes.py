@@ -18,6 +18,7 @@ from starlette.types import Receive
 from surestep_common.sampling import shown
 from surestep_proto.worker_pb2 import Adapter
 
+from surestep_gateway.api_keys import Caller
 from surestep_gateway.apis.openai.choices import (
     ChatChoices,
     ChoiceBuilder,
@@ -186,9 +187,11 @@ class OpenAIRoutes:
         self._models.check_well()
         if not any(one.pool.is_known or one.pool.comes_and_goes for one in self._models.all):
             _ = self._models.first.pool.info  # which raises
+        caller = Caller.of(request.scope)
         cards = [self._card(name) for name in self._models.names]
         for one in self._models.all:
-            cards += [self._adapter_card(one, adapter) for adapter in one.adapters.values()]
+            mine = (adapter for name, adapter in one.adapters.items() if caller.may_name(name))
+            cards += [self._adapter_card(one, adapter) for adapter in mine]
         return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
