@@ -217,8 +217,9 @@ def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
             limited.completions.create(model="adapter-3", prompt=prompt, max_tokens=1)
 
 
-@pytest.mark.rotates(64)  # ten minutes
+@pytest.mark.parametrize("drafting", [SPECULATION, "none"], ids=["drafts", "no drafts"])
+@pytest.mark.rotates(64)  # ten minutes each
 @pytest.mark.timeout(1800)
-def test_sixty_four_adapters_at_once(tmp_path: Path) -> None:
-    for adapted in serve_adapters(tmp_path, 64, "--speculative-config", SPECULATION):
+def test_sixty_four_adapters_at_once(tmp_path: Path, drafting: str) -> None:
+    for adapted in serve_adapters(tmp_path, 64, "--speculative-config", drafting):
         assert not differing(adapted, 20, adapted.stack.kill_rank)
