@@ -384,10 +384,9 @@ class Speculation:
         self.alarm.observe(int(accepted[rows].sum()), int(trials[rows].sum()), self._step)
 
     def _of_adapters(self, slot: IntArray) -> BoolArray:
-        """Return which rows [R] say nothing of the model: their adapters learn by themselves, if
-        lengths are chosen."""
-        of_adapters: BoolArray = self.proposed.acceptance.writer[slot] > 0
-        return of_adapters if self._costs is not None else np.zeros_like(of_adapters)
+        """Return which rows [R] say nothing of the model: adapters learn apart, with costs."""
+        said: BoolArray = (self.proposed.acceptance.writer[slot] > 0) & (self._costs is not None)
+        return said
 
 
 def _least_known(trials: FloatArray, among: BoolArray) -> int | None:
