@@ -191,7 +191,7 @@ def test_drafts_that_miss_one_writer_are_not_taken_from_others(missed: Writer) -
     def first_drafts() -> list[int]:
         for slot, writer in enumerate(writers):
             speculation.admit(slot, AcceptanceStats(), writer)
-        return speculation.lengths(slots, caps, zeros + 50, zeros, 3).proposed.tolist()
+        return [*map(int, speculation.lengths(slots, caps, zeros + 50, zeros, 3).proposed)]
 
     assert first_drafts() == [3, 3, 3]
     mine = np.full(100, writers.index(missed))
