@@ -18,6 +18,7 @@ from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache, KVHeads, LatentWidths
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.context import GroupPages, StepBatch
@@ -49,6 +50,7 @@ class Recorder:
     reads_hidden, capturable = True, True
     other_layers: tuple[int, ...] | None = None
     kv_layers: tuple[KVHeads | LatentWidths, ...] = ()
+    recurrent: RecurrentSpec | None = None
     token_ids: Tensor | None = None
     block: BlockPass | None = None
 

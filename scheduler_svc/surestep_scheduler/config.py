@@ -234,6 +234,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             pipeline_depth=self.pipeline_depth,
             drafter_has_state=info.drafter_has_state,
             drafter_looks_up=info.drafter_looks_up,
+            drafter_recurrent=info.drafter_recurrent,
             recurrent=info.recurrent,
             num_snapshots=info.num_snapshots,
             prompt_chunk=chunk,

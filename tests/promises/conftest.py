@@ -83,7 +83,7 @@ dflash_theirs_bench = _bench(make_dflash, implementation="transformers")
 dflash_hybrid_bench = _bench(make_dflash_hybrid)
 draft_model_bench = _bench(make_draft_model)  # mostly right, and so is what drafts for cohere
 draft_theirs_bench = _bench(partial(make_draft_twin, "cohere"))
-draft_hybrid_bench = _bench(make_draft_hybrid)  # whose draft model is random
+draft_hybrid_bench = _bench(make_draft_hybrid)  # which a hybrid drafts for
 gpt_oss_bench = _bench(make_gpt_oss)  # with windows much shorter than the requests
 mixtral_bench = _bench(partial(make_small, "mixtral"))
 qwen3_moe_bench = _bench(partial(make_small, "qwen3_moe"))

@@ -341,10 +341,14 @@ def _publish(state: SchedulerState, rows: OpenRows) -> None:
 
 
 def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
-    """Mark the blocks whose drafter rows are complete, for requests that share them later."""
+    """Mark the blocks whose drafter rows are complete, for requests that share them later.
+
+    A drafter that is recurrent begins with the first token all the same.
+    """
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.drafter_len, slots.mark_at, rows.slot, size):
-        state.pool.mark_drafted(rows.tenancies[row].tables[0].held(first, end))
+        if not state.limits.drafter_recurrent:
+            state.pool.mark_drafted(rows.tenancies[row].tables[0].held(first, end))
 
 
 def _newly_full(

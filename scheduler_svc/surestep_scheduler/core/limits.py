@@ -34,6 +34,7 @@ class Limits:
     pipeline_depth: int  # plans sent ahead of the newest applied result
     drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
     drafter_looks_up: bool = False  # first, in the request's own text, where it needs no state
+    drafter_recurrent: bool = False  # its state begins with a request's first token
     recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
     num_snapshots: int = 0  # of recurrent state
     prompt_chunk: int = 1  # tokens that recurrent layers take at once: prompts are cut between them
@@ -84,7 +85,8 @@ class Limits:
     def cache_sizes(self) -> tuple[object, ...]:
         """Sizes and kinds by which blocks and snapshots are found: others find nothing."""
         sizes = self.num_blocks, self.block_size, self.kv_windows, self.usable_snapshots
-        return *sizes, self.prompt_chunk, self.drafter_has_state, self.recurrent
+        drafter = self.drafter_has_state, self.drafter_recurrent
+        return *sizes, self.prompt_chunk, *drafter, self.recurrent
 
     def blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a request of so many tokens needs, in all KV groups."""

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +25,22 @@ from support.parity.bench import (
     load,
     make_branches,
     make_gpt_oss,
+    make_hybrid,
     make_model,
     make_small,
     total,
 )
 from support.parity.cases import TOTAL_LEN, VOCAB
+from support.parity.drafters import draft_again
 from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
 from support.parity.local_engine import LocalEngine, one_rank
+from surestep_common.invariants import LedgerError
+from surestep_kernels.gather_tokens import TokenRuns
+from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.core.sequence import Request
+from surestep_worker.cache.recurrent import DraftStates
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.head import HeadSteps
 from surestep_worker.startup.built import Built
@@ -41,6 +48,7 @@ from surestep_worker.startup.built import Built
 WHERE = Neighbours(num_slots=8, step_tokens=40, num_sequences=3)
 MAKES: dict[str, Callable[[Path], None]] = {
     "llama": make_model,
+    "hybrid": partial(make_hybrid, mtp=False),  # whose states run ahead
     "gpt_oss": make_gpt_oss,  # with windows and sinks
     "deepseek": make_deepseek_v3,  # with latents
     "glm_dsa": make_glm_dsa,  # whose indexers choose
@@ -99,11 +107,17 @@ class Counts(NamedTuple):
     drafts: int
     accepted: int
     preemptions: int
+    faults: int
 
 
 def engine_of(built: Built) -> LocalEngine:
     tokens = WHERE.step_tokens
-    return LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=tokens)
+    return LocalEngine(
+        one_rank(built.runner),
+        built.facts,
+        max_num_batched_tokens=tokens,
+        after_apply=draft_again,
+    )
 
 
 def drafts(folder: Path, k: int, temperature: float = 0.0) -> Counts:
@@ -117,8 +131,12 @@ def drafts(folder: Path, k: int, temperature: float = 0.0) -> Counts:
     found = engine.run(ask(f"{i}", [*shared, *it], temperature) for i, it in enumerate(others))
     counters = engine.state.counters
     assert counters.prefix_cache_hits >= 2 * BLOCK_SIZE
-    assert counters.drafter_faults == 0
-    return Counts(counters.draft_tokens, counters.accepted_tokens, total(found, "num_preemptions"))
+    return Counts(
+        counters.draft_tokens,
+        counters.accepted_tokens,
+        total(found, "num_preemptions"),
+        counters.drafter_faults,
+    )
 
 
 @pytest.mark.parametrize("family", MAKES)
@@ -128,6 +146,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path, family: 
     for k in (1, 4):
         counts = drafts(folder, k)
         assert counts.drafts == counts.accepted > 60
+        assert counts.faults == 0
         assert counts.preemptions > 0 or family != "llama"
 
 
@@ -165,12 +184,68 @@ def cached_rows_that_nobody_made(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "num_drafted", lambda self, blocks: len(blocks))
 
 
-MUTANTS = (
-    newest_token_unread,
-    token_behind_the_position,
-    positions_one_further,
-    cached_rows_that_nobody_made,
-)
+def states_not_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    """Drafts advance the state of what is known."""
+
+    def ahead(self: DraftStates, runs: TokenRuns) -> RecurrentRows:
+        return self._rows(runs, runs.slots, torch.zeros_like(runs.valid), 1)
+
+    patch.setattr(DraftStates, "ahead", ahead)
+
+
+def states_of_earlier_requests(patch: pytest.MonkeyPatch) -> None:
+    right = DraftStates.left
+
+    def left(self: DraftStates, slots: torch.Tensor, upto: torch.Tensor, end: torch.Tensor) -> Any:
+        return right(self, slots, upto.clamp(min=1), end)
+
+    patch.setattr(DraftStates, "left", left)
+
+
+def states_that_do_not_run_ahead(patch: pytest.MonkeyPatch) -> None:
+    right = DraftStates._rows
+
+    def rows(self: DraftStates, runs: Any, lines: Any, copied: torch.Tensor, *rest: Any) -> Any:
+        return right(self, runs, lines, torch.zeros_like(copied), *rest)
+
+    patch.setattr(DraftStates, "_rows", rows)
+
+
+def faults_in_between(patch: pytest.MonkeyPatch) -> None:
+    """Every fifth pass that catches up raises, when the states have advanced."""
+    right, turn = DraftStates.end, count(1)
+
+    def end(self: DraftStates, runs: TokenRuns) -> None:
+        if next(turn) % 5 == 0:
+            raise MemoryError
+        right(self, runs)
+
+    patch.setattr(DraftStates, "end", end)
+
+
+def states_of_passes_that_failed(patch: pytest.MonkeyPatch) -> None:
+    faults_in_between(patch)
+
+    def begin(self: DraftStates, runs: TokenRuns, most: int) -> RecurrentRows:
+        return self._rows(runs, runs.slots, runs.valid, most)
+
+    patch.setattr(DraftStates, "begin", begin)
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], ...]] = {
+    "twins": (
+        newest_token_unread,
+        token_behind_the_position,
+        positions_one_further,
+        cached_rows_that_nobody_made,
+    ),
+    "hybrid_twins": (
+        states_not_rolled_back,
+        states_of_earlier_requests,
+        states_that_do_not_run_ahead,
+        states_of_passes_that_failed,
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +253,40 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draft_for_itself(tmp_path_factory.mktemp("twins") / "model", make_model)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.fixture(scope="module")
+def hybrid_twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draft_for_itself(tmp_path_factory.mktemp("twins") / "model", MAKES["hybrid"])
+
+
+@pytest.mark.parametrize(
+    ("family", "mutant"), [(family, mutant) for family in MUTANTS for mutant in MUTANTS[family]]
+)
 def test_mutants(
-    twins: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None]
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    mutant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     mutant(monkeypatch)
-    counts = drafts(twins, 4)
+    counts = drafts(request.getfixturevalue(family), 4)
     assert counts.accepted < 0.9 * counts.drafts
+
+
+def test_states_of_cached_prefixes_are_refused(
+    hybrid_twins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached_rows_that_nobody_made(monkeypatch)
+    with pytest.raises(LedgerError, match="the drafter has no state of cached prefixes"):
+        drafts(hybrid_twins, 1)
+
+
+def test_states_that_a_fault_left_are_not_drafted_from(
+    hybrid_twins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults_in_between(monkeypatch)
+    counts = drafts(hybrid_twins, 4)
+    assert counts.faults > 2
+    assert counts.drafts == counts.accepted > 20
 
 
 def test_drafts_at_a_temperature_use_the_noise_of_their_positions(twins: Path) -> None:

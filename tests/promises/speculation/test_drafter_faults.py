@@ -10,11 +10,10 @@ from zlib import crc32
 import pytest
 import torch
 from support.parity.bench import CALM, NEIGHBOURS, Conditions, ParityBench
+from support.parity.drafters import draft_again
 from surestep_common.invariants import IntArray
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.table import STEP_REFERENCE, StepOps
-from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.speculation.speculation import Alarm
 from surestep_worker.cache.caches import Caches
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
@@ -124,11 +123,6 @@ KINDS = {
     "faulty-mtp": ("raised", "catch-up", "observed", "nan"),
 }
 WHERE = [name for name in NEIGHBOURS if name != "alone"]
-
-
-def draft_again(state: SchedulerState) -> None:
-    """No pause after a fault, so that there are many."""
-    state.speculation.alarm = Alarm()
 
 
 def check(bench: ParityBench, drafter: str, where: str, depth: int, conditions: Conditions) -> int:

@@ -23,7 +23,10 @@ DEPTHS = (0, 1, 2)
 BRANCHES = ("gemma2", "gemma3", "olmo3", "granite")
 SMALL = ("mixtral", "qwen3_moe", "phi3", "smollm3", "cohere")
 # Families whose drafts are right, most of them.
-RIGHT = ("eagle3_bench", "dflash_bench", "draft_model_bench", "draft_theirs_bench")
+RIGHT = (
+    *("eagle3_bench", "dflash_bench"),
+    *("draft_model_bench", "draft_theirs_bench", "draft_hybrid_bench"),
+)
 CHARACTERS = ("ngram", "oracle", "garbage", "eos-mid", "ragged")
 
 

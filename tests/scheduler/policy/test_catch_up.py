@@ -46,13 +46,15 @@ def test_nothing_is_made_up_for_a_request_without_drafts() -> None:
     assert not any(any(result.drafter_len) for result in loop.results)
 
 
-def test_a_prefix_of_a_drafting_request_is_shared_with_its_drafter_rows() -> None:
-    loop = FakeLoop(MODEL)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_prefix_of_a_drafting_request_is_shared_with_its_drafter_rows(recurrent: bool) -> None:
+    """But not with a recurrent state, which is in no block."""
+    loop = FakeLoop(MODEL, drafter_recurrent=recurrent)
     loop.complete(PROMPT, 20)
     loop.complete(PROMPT, 20)
     (tenancy,) = next(plan.admissions for plan in reversed(loop.plans) if plan.admissions)
     assert tenancy.num_cached == 68
-    assert tenancy.drafter_len == 67
+    assert tenancy.drafter_len == (0 if recurrent else 67)
 
 
 def test_a_prefix_without_drafter_rows_is_made_up_for_in_bounded_steps() -> None:

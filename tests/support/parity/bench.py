@@ -123,9 +123,9 @@ def make_small(family: str, folder: Path) -> None:
     make_tiny_checkpoint(folder, family, seed=7, **sizes, **_SMALL[family])
 
 
-def make_hybrid(folder: Path) -> None:
+def make_hybrid(folder: Path, *, mtp: bool = True) -> None:
     """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
-    make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+    make_tiny_hybrid(folder, vocab=VOCAB, mtp=mtp, eos_token_ids=(EOS,), seed=7)
 
 
 def make_branches(folder: Path, name: str) -> None:
@@ -157,14 +157,14 @@ def make_draft_twin(family: str, folder: Path, *, noise: float = 0.05) -> None:
 
 
 def make_draft_hybrid(folder: Path) -> None:
-    """A hybrid, and a model of random weights, computed by transformers, that drafts for it."""
-    make_tiny_hybrid(folder, vocab=VOCAB, mtp=False, eos_token_ids=(EOS,), seed=7)
-    make_small("cohere", folder / DRAFT)
+    """A hybrid, and the same with some noise, which is right most of the time."""
+    make_hybrid(folder, mtp=False)
+    add_noise(folder, folder / DRAFT, 0.02)
 
 
 def make_eagle3_hybrid(folder: Path) -> None:
     """A hybrid, and a head of random weights that drafts 150 of its tokens."""
-    make_tiny_hybrid(folder, vocab=VOCAB, mtp=False, eos_token_ids=(EOS,), seed=7)
+    make_hybrid(folder, mtp=False)
     _add_random_head(folder)
 
 

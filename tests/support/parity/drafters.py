@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from surestep_kernels.table import REFERENCE
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.speculation.speculation import Alarm
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
 from torch import Tensor
@@ -27,6 +29,11 @@ _ABSENT = cast(Any, None)
 NO_CONTEXT = DraftContext(  # for drafters that look at tokens only
     _ABSENT, _ABSENT, 0, _ABSENT, _ABSENT, REFERENCE, torch.device("cpu"), 0, reads_freely=True
 )
+
+
+def draft_again(state: SchedulerState) -> None:
+    """No pause after a fault, so that there are many."""
+    state.speculation.alarm = Alarm()
 
 
 class Truth:

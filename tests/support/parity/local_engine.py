@@ -94,6 +94,7 @@ class LocalEngine:
             pipeline_depth=depth,
             drafter_has_state=facts.drafter_has_state,
             drafter_looks_up=facts.drafter_looks_up,
+            drafter_recurrent=facts.drafter_recurrent,
             recurrent=facts.recurrent,
             num_snapshots=facts.num_snapshots,
             prompt_chunk=max(1, facts.prompt_chunk),

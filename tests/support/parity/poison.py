@@ -29,6 +29,9 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
     if parts.caches.recurrent is not None:
         for tensor in parts.caches.recurrent.tensors():
             tensor[[*idle, parts.slots.num_slots]] = torch.nan
+    if parts.caches.draft is not None:
+        for tensor in parts.caches.draft.tensors():
+            tensor[[*idle, *range(parts.slots.num_slots, len(tensor))]] = torch.nan  # or run ahead
     parts.slots.tokens[idle] = _BYTES
     for counter in ("committed", "known", "folded", "drafter_len", "prompt_len", "max_len"):
         getattr(parts.slots, counter)[idle] = _BYTES

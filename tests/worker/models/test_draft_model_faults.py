@@ -90,7 +90,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "more tokens": (add_token, f"has '<more>' as token {VOCAB}, the model has none"),
     "no tokens": (lambda draft: tokenizer(draft, lambda whole: whole.pop("model")), "lists no"),
     "size": (instead(make_tiny_checkpoint, vocab=290, tokens=False), "290 tokens, the model has 3"),
-    "recurrent": (instead(make_tiny_hybrid), "keeps a recurrent state: not served as a draft"),
     "headless": (instead(make_tiny_embedder), "has no output head: not served as a draft"),
     "heads": (instead(make_tiny_checkpoint, head_dim=20), "needs attention_backend torch"),
     "nan": (not_finite, "its logits are not finite"),
@@ -112,6 +111,7 @@ WORKS: dict[str, Callable[[Path], object]] = {
         draft, lambda whole: whole["model"]["vocab"].update({f"[PAD{VOCAB}]": VOCAB})
     ),
     "short": instead(make_tiny_checkpoint, max_position=6),
+    "recurrent": instead(make_tiny_hybrid),
     "GPT-2": instead(make_tiny_checkpoint, family="gpt2", max_position=6),
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .held_caches import HeldCaches
 from .kv_cache import KVCache
-from .recurrent import RecurrentCache
+from .recurrent import DraftStates, RecurrentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +16,4 @@ class Caches:
     kv: KVCache
     recurrent: RecurrentCache | None = None  # None: the model has no recurrent layers
     held: HeldCaches | None = None  # None: they end with the process
+    draft: DraftStates | None = None  # None: what drafts has no recurrent layers

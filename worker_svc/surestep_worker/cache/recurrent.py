@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from surestep_common.invariants import IntArray, LedgerError
-from surestep_kernels.recurrent_rows import ConvState, DeltaState
+from surestep_kernels.gather_tokens import TokenRuns
+from surestep_kernels.recurrent_rows import ConvState, DeltaState, RecurrentRows
 from torch import Tensor
 
 from .cache_memory import CacheMemory
@@ -141,3 +142,83 @@ class RecurrentCache:
     def slot_bytes(self) -> int:
         """Return the bytes that one slot takes, by the tensors that there are."""
         return sum(math.prod(t.shape[1:]) * t.itemsize for t in self.tensors())
+
+
+_LOST = -1
+
+
+class DraftStates(RecurrentCache):
+    """States of a model that drafts. They hold all that is known of a slot, its newest token too.
+
+    A slot has two, and no records: the pass that catches up writes both, the second as a snapshot,
+    and those that draft advance the second alone. So a rejected draft is rolled back by the next
+    step, which begins with the first again. No cached prefix has one: a request's begins with its
+    first token. What a pass that fails leaves is lost until the slot's next request.
+    """
+
+    def __init__(self, spec: RecurrentSpec, num_slots: int, device: str) -> None:
+        super().__init__(spec, 2 * num_slots + 1, window=0, num_snapshots=0, device=device)
+        self._null = num_slots  # line of the NULL slot; behind it are those that run ahead
+        for i, (delta, conv) in enumerate((layer.delta, layer.conv) for layer in self.layers):
+            ahead = delta._replace(snapshots=delta.state), conv._replace(snapshots=conv.inputs)
+            self.layers[i] = RecurrentLayer(*ahead)
+        lines = num_slots + 1
+        self._held = torch.zeros(lines, dtype=torch.int32, device=device)  # tokens in the first
+
+    @property
+    def slot_bytes(self) -> int:
+        return 2 * super().slot_bytes
+
+    def left(self, slots: Tensor, upto: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where slots i64[R] go on, and how many tokens are missing up to `end` i32[R].
+
+        Of `upto` i32[R] tokens at least the drafter is said to have a state.
+        """
+        held = torch.where(upto > 0, self._held[slots], 0)
+        lost = held == _LOST
+        start = torch.where(lost, upto, held)
+        return start, torch.where(lost, 0, (end - start).clamp(min=0))
+
+    def hold(self, slots: Tensor, known: Tensor) -> Tensor:
+        """Return which slots i64[R] hold as many tokens as are `known` i32[R]."""
+        return self._held[slots] == known
+
+    def begin(self, runs: TokenRuns, max_tokens: int) -> RecurrentRows:
+        """Return the rows of a pass that catches up. They are lost unless it `ends`."""
+        self._note(runs, torch.full_like(runs.valid, _LOST))
+        return self._rows(runs, runs.slots, runs.valid, max_tokens)
+
+    def end(self, runs: TokenRuns) -> None:
+        """Note that a pass that catches up is through."""
+        self._note(runs, runs.start + runs.valid)
+
+    def ahead(self, runs: TokenRuns) -> RecurrentRows:
+        """Return the rows of a pass that follows drafts, one token each."""
+        lines = runs.slots + self._null + 1
+        return self._rows(runs, lines, torch.zeros_like(runs.valid), 1)
+
+    def _note(self, runs: TokenRuns, held: Tensor) -> None:
+        self._held[runs.slots] = torch.where(runs.valid > 0, held, self._held[runs.slots])
+
+    def _rows(
+        self, runs: TokenRuns, lines: Tensor, copied: Tensor, max_tokens: int
+    ) -> RecurrentRows:
+        """Return two rows for each run: its tokens, and its padding, which is the NULL slot's."""
+        first, none, used = runs.cu_rows[:-1], torch.zeros_like(runs.valid), runs.valid > 0
+        null = torch.full_like(lines, self._null)
+
+        def paired(of_tokens: Tensor, of_padding: Tensor) -> Tensor:
+            return torch.stack((of_tokens, of_padding), dim=1).flatten()
+
+        zeros = paired(none, none)
+        return RecurrentRows(
+            slots=paired(torch.where(used, lines, null), null),
+            cu_rows=torch.cat((paired(first, first + runs.valid), runs.cu_rows[-1:])),
+            start=paired(runs.start, none),
+            pending=zeros,
+            window=zeros,
+            snapshot_after=paired(copied, none),
+            snapshot_line=paired((runs.slots + self._null + 1).int(), none),
+            chunked=zeros,
+            max_tokens=max_tokens,
+        )

@@ -23,6 +23,7 @@ from surestep_common.invariants import FloatArray, IntArray
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent_rows import RecurrentRows
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
@@ -86,6 +87,7 @@ class HeadSteps:
         self._state = state._replace(block_tables=state.block_tables[:1])
         self._ahead = int(drafter.head.reads_hidden)  # from a row's position to the token it takes
         self._newest = 1 - self._ahead  # tokens that rows read besides, when they draft
+        self._states = context.caches.draft
         dtype, width = context.caches.kv.spec.dtype, drafter.head.width
         # Ranks that draft together run the same passes, whatever they find.
         self._may_stop = context.reads_freely and context.tp.size == 1
@@ -120,6 +122,8 @@ class HeadSteps:
         if longest:
             catch_up = rows.catch_up + self._newest * (max_drafts > 0).int()
             self._catch_up(slots, catch_up, sent, longest, error)
+        if self._states is not None:
+            max_drafts = max_drafts * self._states.hold(slots, self._state.known[slots])
         drafts = self._propose(slots, max_drafts, sent, shape, error)
         if found is None:
             return drafts
@@ -167,11 +171,16 @@ class HeadSteps:
         error: Tensor,
     ) -> None:
         state, kept = self._state, self._context.caches.kv.hidden
-        upto = state.drafter_len[slots]
+        start = upto = state.drafter_len[slots]
         valid = torch.minimum(catch_up, state.committed[slots] + self._newest - upto)
-        runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
-        tokens = self._gather(runs, error)
-        out = self._head(runs, tokens, kept[tokens.kv_slots[0]], max_tokens)
+        if self._states is not None:
+            start, valid = self._states.left(slots, upto, upto + valid)
+        runs = TokenRuns(sent.token_row, sent.cu_rows, slots, start, valid)
+        tokens, states = self._gather(runs, error), self._states
+        recurrent = states.begin(runs, max_tokens) if states is not None else None
+        out = self._head(runs, tokens, kept[tokens.kv_slots[0]], max_tokens, recurrent)
+        if states is not None:
+            states.end(runs)
         last = (sent.cu_rows[:-1] + valid - 1).clamp(min=0).long()
         moved = (valid > 0).unsqueeze(1)
         self._seed[slots] = torch.where(moved, out[last], self._seed[slots])
@@ -215,7 +224,8 @@ class HeadSteps:
         """Return the head's output [R, H] at positions [R] for which the newest draft is taken."""
         row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
         runs = TokenRuns(row[:-1], row, slots, position, wanted)
-        return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
+        recurrent = self._states.ahead(runs) if self._states is not None else None
+        return self._head(runs, self._gather(runs, error), hidden, 1, recurrent)
 
     def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
         """Return positions, each with the token that the head takes there."""
@@ -230,12 +240,17 @@ class HeadSteps:
         )
 
     def _head(
-        self, runs: TokenRuns, tokens: TokenInputs, hidden: Tensor, max_tokens: int
+        self,
+        runs: TokenRuns,
+        tokens: TokenInputs,
+        hidden: Tensor,
+        max_tokens: int,
+        recurrent: RecurrentRows | None,
     ) -> Tensor:
         rows = AttentionRows(
             self._state.block_tables[0], runs.slots, runs.cu_rows, runs.start, max_tokens
         )
         none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
         pages = (GroupPages(rows, tokens.kv_slots[0]),)
-        batch = StepBatch(*tokens[:2], groups=pages, hidden_index=none)
+        batch = StepBatch(*tokens[:2], groups=pages, hidden_index=none, recurrent=recurrent)
         return self._drafter.head.forward(hidden, batch, self._context.caches)

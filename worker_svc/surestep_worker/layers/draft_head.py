@@ -16,6 +16,7 @@ from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVHeads, LatentWidths
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.configs.model_config import SLIDING_ATTENTION, ModelConfig
 
 from .attention import Attention
@@ -57,6 +58,7 @@ class DraftHead(Protocol):
     other_layers: tuple[int, ...] | None  # if its description can be read in another way
     width: int  # of what is kept of each position if it reads that, and of the head's output
     kv_layers: tuple[KVHeads | LatentWidths, ...]  # that it needs behind the model's
+    recurrent: RecurrentSpec | None  # states that it needs, of a model with recurrent layers
     token_ids: Tensor | None  # i64[D] of the model, for each id of the head's own; None: the same
     block: BlockPass | None  # None: it drafts one token after the other
 
@@ -88,6 +90,7 @@ class MtpHead:
     captured_layers: tuple[int, ...] = ()
     other_layers: tuple[int, ...] | None = None
     kv_layers: tuple[KVHeads | LatentWidths, ...] = ()
+    recurrent: RecurrentSpec | None = None
     token_ids: Tensor | None = None
     block: BlockPass | None = None
 

@@ -137,8 +137,6 @@ def load_draft_model(source: DraftSource, model: Model, rank: DraftRank) -> tupl
     checkpoint = ModelSource(source.folder, source.store)
     config, dtype, vocab_size = checkpoint.config, model.vocabulary.dtype, model.config.vocab_size
     dtype_name = str(dtype).removeprefix("torch.")
-    if config.recurrent_spec(dtype) is not None:
-        raise _refused(config, "keeps a recurrent state")
     source.check_attention(checkpoint, dtype_name)
     if not checkpoint.store.sealed and source.model_folder is not None:
         check_vocabulary(

@@ -40,6 +40,7 @@ class DraftModel:
         self._model, self._first = model, first_cache_layer
         self._last, self._vocab_size = num_positions - 1, vocab_size
         self.width, self.capturable = model.config.hidden_size, model.capturable
+        self.recurrent = model.recurrent_spec()
         spec = model.kv_spec(1)
         own = KVHeads(spec.num_kv_heads, spec.head_dim)
         self.kv_layers: tuple[KVHeads | LatentWidths, ...] = spec.latents or (own,) * len(
@@ -53,7 +54,7 @@ class DraftModel:
     def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
         """Return the normed hidden states [T, H] of the batch's tokens; `hidden` is not read."""
         known = replace(batch, positions=batch.positions.clamp(max=self._last))
-        return self._model.forward(known, Caches(caches.kv.from_layer(self._first)))
+        return self._model.forward(known, Caches(caches.kv.from_layer(self._first), caches.draft))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits f32[N, D] of tokens that both models have."""

@@ -329,6 +329,7 @@ def _facts(
 ) -> pb.WorkerInfo:
     """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
+    states = [cache for cache in (recurrent, context.caches.draft) if cache is not None]
     return pb.WorkerInfo(
         model_path=str(settings.model),
         architecture=model.config.architecture,
@@ -351,9 +352,10 @@ def _facts(
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
         drafter_has_state=isinstance(context.drafter, DeviceDrafter),
         drafter_looks_up=context.recent is not None,
+        drafter_recurrent=context.caches.draft is not None,
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
-        state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
+        state_bytes_per_slot=sum(cache.slot_bytes for cache in states),
         hidden_size=model.config.hidden_size,
         headless=not model.has_head,
         prompt_chunk=context.slots.prompt_chunk,

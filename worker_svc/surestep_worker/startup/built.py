@@ -81,5 +81,7 @@ def log_facts(facts: pb.WorkerInfo) -> None:
             facts.max_draft_tokens + 1,
             facts.num_snapshots,
         )
+    if facts.drafter_recurrent:
+        logger.info("the draft model keeps two states per slot, and reads cached prefixes itself")
     if facts.programmatic_dependent_launch:
         logger.info("kernels start while those before them end: programmatic dependent launch")

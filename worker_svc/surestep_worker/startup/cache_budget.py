@@ -21,7 +21,7 @@ from surestep_worker.cache.kv_cache import (
     blocks_that_fit,
     bytes_per_block,
 )
-from surestep_worker.cache.recurrent import RecurrentCache, RecurrentSpec
+from surestep_worker.cache.recurrent import DraftStates, RecurrentCache, RecurrentSpec
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory, free_memory
@@ -71,8 +71,8 @@ class CacheBudget:
     ) -> CacheSizes:
         """Return the sizes. Raises OutOfMemory if a size that was set does not fit."""
         spec, recurrent = kv_spec(self._settings, model), model.recurrent_spec()
-        if recurrent is not None and not self._measured:
-            self._warn_of_states(recurrent, max_drafts + 1)
+        if not self._measured:
+            self._warn_of_states(recurrent, draft_states(model), max_drafts + 1)
         if spec.cache_dtype is not None:
             own = "with the checkpoint's scales" if spec.scaled else "not scaled"
             scaled = "a scale for each position and head" if spec.cache_dtype is INT8 else own
@@ -147,9 +147,13 @@ class CacheBudget:
             param="max_model_len",
         )
 
-    def _warn_of_states(self, spec: RecurrentSpec, window: int) -> None:
+    def _warn_of_states(
+        self, spec: RecurrentSpec | None, draft: RecurrentSpec | None, window: int
+    ) -> None:
         num_slots = self._settings.max_num_seqs
-        states = (num_slots + 1) * spec.slot_bytes(window)
+        each = spec.slot_bytes(window) if spec is not None else 0
+        each += 2 * draft.snapshot_bytes if draft is not None else 0
+        states = (num_slots + 1) * each
         if states > self._room.nbytes:
             message = "recurrent state of %d requests takes %.2f GiB: %s; --max-num-seqs lowers it"
             logger.warning(message, num_slots, states / GIB, self._room)
@@ -224,7 +228,14 @@ def allocate(
             memory=memory,
         )
     held = HeldCaches(books, kv, states, kernels.digest_pages) if books is not None else None
-    return Caches(kv, states, held)
+    ahead = draft_states(model)
+    draft = DraftStates(ahead, settings.max_num_seqs, settings.device) if ahead else None
+    return Caches(kv, states, held, draft)
+
+
+def draft_states(model: Model) -> RecurrentSpec | None:
+    """Return the states of what drafts; None where it has no recurrent layers."""
+    return model.draft_head.recurrent if model.draft_head is not None else None
 
 
 def kv_spec(settings: WorkerSettings, model: Model) -> KVSpec:

@@ -232,6 +232,8 @@ class _Profiler:
             ids = [self._token(slot)] * (context + 1)
             add_admission(plan, slot, ids, self._tables(i, blocks), max_len, num_cached=context)
             plan.admissions[-1].snapshot_id = int(recurrent is not None and context > 0)
+            if self.context.caches.draft is not None:  # which begins with the first token
+                plan.admissions[-1].drafter_len = 0
             add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
         self._run(plan)
 

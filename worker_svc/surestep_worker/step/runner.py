@@ -189,7 +189,12 @@ class Runner:
                 recurrent.mark_taken(*kept)
 
     def _restore(self, admission: pb.Admission) -> None:
-        """Restore the recurrent state of a cached prefix from the snapshot of its exact length."""
+        """Restore the recurrent state of a cached prefix from the snapshot of its exact length.
+
+        Raises LedgerError for one whose state the drafter is said to have.
+        """
+        if admission.drafter_len and self.context.caches.draft is not None:
+            raise LedgerError(f"slot {admission.slot}: the drafter has no state of cached prefixes")
         recurrent = self.context.caches.recurrent
         if recurrent is None or not admission.num_cached:
             return

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.layers.context import LayerContext, Residual, StepBatch, take_norm
 from surestep_worker.layers.decoder_layer import LayerStack
@@ -57,6 +58,7 @@ class DFlashHead:
     """The drafter on one rank, see DraftHead."""
 
     reads_hidden, capturable = True, True
+    recurrent: RecurrentSpec | None = None
 
     def __init__(
         self,
