@@ -179,6 +179,20 @@ def test_a_snapshot_is_the_state_at_exactly_its_length(kernels: KernelSet) -> No
         assert layer.delta.snapshots[[0, 1, 3]].isnan().all()
 
 
+def test_a_snapshot_may_be_the_state_of_another_slot(kernels: KernelSet) -> None:
+    """As a draft model keeps them, without records."""
+    sizes = replace(sizes_for(kernels), records=0)
+    of = dict.fromkeys((0, 2), make_sequence(sizes, LENGTH, 3, torch.float32))
+    expected, layer = OneByOne(kernels, sizes, of[0], 8), Layer(kernels, sizes, 3, torch.float32)
+    layer.delta = layer.delta._replace(snapshots=layer.delta.state)
+    layer.conv = layer.conv._replace(snapshots=layer.conv.inputs)
+    layer.run([Row(0, 0, 5, False, 0, snapshot_after=5, snapshot_line=2)], of)
+    for slot in (2, 0):
+        for t in (5, 6):
+            (out,) = layer.run([Row(slot, t, 1, False, 0)], of)
+            assert torch.equal(out[0], expected.outputs[t])
+
+
 def test_a_window_takes_no_snapshot_of_its_drafts(kernels: KernelSet) -> None:
     sizes = sizes_for(kernels)
     sequence, layer = (

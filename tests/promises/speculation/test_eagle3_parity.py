@@ -71,6 +71,7 @@ def test_lookups_longer_than_what_the_head_may_propose_change_nothing(
         ("eagle3_hybrid_bench", "eagle3"),
         ("dflash_bench", "dflash"),
         ("draft_model_bench", "draft_model"),
+        ("draft_hybrid_bench", "draft_model"),
     ],
 )
 @pytest.mark.rotates(3)
