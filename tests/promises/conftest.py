@@ -21,6 +21,7 @@ from support.parity.bench import (
     make_hybrid,
     make_least_gpt_oss,
     make_model,
+    make_mtp,
     make_small,
 )
 from support.parity.block_drafters import make_dflash, make_dflash_hybrid, make_peagle
@@ -73,6 +74,8 @@ def _guided(make: Make) -> Callable[..., ParityBench]:
 
 bench = _bench(make_model)
 hybrid_bench = _bench(make_hybrid)  # with an MTP head
+mimo_bench = _bench(partial(make_mtp, "mimo"))  # with others
+ernie_bench = _bench(partial(make_mtp, "ernie4_5_moe"))
 eagle3_bench = _bench(make_eagle3)  # whose head is mostly right; those of the next two are random
 eagle3_theirs_bench = _bench(make_eagle3, implementation="transformers")
 eagle3_hybrid_bench = _bench(make_eagle3_hybrid)

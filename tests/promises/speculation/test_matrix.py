@@ -40,6 +40,7 @@ class Family(NamedTuple):
 FAMILIES = {  # by the fixture of its bench
     "bench": Family((*CHARACTERS, "none", *(f"flip-{j}" for j in range(5)))),
     "hybrid_bench": Family((*CHARACTERS, "mtp", "flip-1")),
+    **{f"{name}_bench": Family(("mtp",), most=2) for name in ("mimo", "ernie")},
     "gpt_oss_bench": Family((*CHARACTERS, "flip-1")),
     "glm_dsa_bench": Family((*CHARACTERS, "mtp", "flip-1"), most=3),
     "deepseek_bench": Family((*CHARACTERS, "mtp", "flip-1"), most=3),

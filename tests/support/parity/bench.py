@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from support.checkpoints.branches import make_branch_checkpoint
 from support.checkpoints.copied_head import make_copied_pair
-from support.checkpoints.drafting import add_noise, keep_last_layer
+from support.checkpoints.drafting import add_noise, keep_last_layer, make_tiny_mtp
 from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.gpt_oss import make_mxfp4_twins, make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
@@ -128,6 +128,12 @@ def make_hybrid(folder: Path, *, mtp: bool = True) -> None:
     make_tiny_hybrid(folder, vocab=VOCAB, mtp=mtp, eos_token_ids=(EOS,), seed=7)
 
 
+def make_mtp(kind: str, folder: Path) -> None:
+    """The checkpoint of the matrix, of another family, with an MTP head of random weights."""
+    sizes: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
+    make_tiny_mtp(folder, kind, seed=7, **sizes)
+
+
 def make_branches(folder: Path, name: str) -> None:
     """The checkpoint of a family with other branches, a layer of it with a window if it has any.
 
@@ -205,8 +211,7 @@ def load(
 ) -> Model:
     """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
     source, kernels = ModelSource(folder, implementation=implementation), load_kernels("cpu")
-    mtp = any(name.startswith("mtp.") or ".eh_proj." in name for name in source.entries)
-    how: dict[str, Any] = {"draft_head": mtp, "expert_parallel": expert_parallel}
+    how: dict[str, Any] = {"draft_head": source.has_own_head, "expert_parallel": expert_parallel}
     model = load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, **how)
     rank = DraftRank("cpu", tp, kernels, 4 * TOTAL_LEN)
     for method in LOADERS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -39,6 +39,14 @@ PAGED = frozenset((FULL_ATTENTION, SLIDING_ATTENTION, LATENT_ATTENTION))
 
 _MOST_LISTED = 6  # names in a message
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class MtpTraits(NamedTuple):
+    """Where an MTP head differs from that of Qwen3-Next."""
+
+    blind_at_first: bool = False  # it was trained without the token behind the first
+    before_norm: bool = False  # it reads the model's residual stream, not the normed state
+    hidden_first: bool = False  # it joins that with the embedding behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +106,9 @@ class ModelConfig:
         return FULL_ATTENTION
 
     @property
-    def mtp_blind_at_first(self) -> bool:
-        """Return whether an MTP head was trained without the token behind the first."""
-        return False
+    def mtp(self) -> MtpTraits:
+        """Traits of an MTP head."""
+        return MtpTraits()
 
     def latent_widths(self, num_layers: int) -> tuple[LatentWidths, ...]:
         """Return the widths that each layer, an MTP head's last, keeps; () = keys and values."""

@@ -26,6 +26,8 @@ ALIASES = {
     "qwen3_5_mtp": "mtp",
     "deepseek_mtp": "mtp",
     "glm4_moe_mtp": "mtp",
+    "mimo_mtp": "mtp",
+    "ernie_mtp": "mtp",
 }
 
 

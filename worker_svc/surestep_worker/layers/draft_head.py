@@ -1,9 +1,9 @@
 """Draft heads: small models that read hidden states of the model they draft for.
 
-The one here is the multi-token prediction head of DeepSeek-V3 (2024, section 2.2), GLM, Qwen3-Next
-and Qwen3.5: one decoder layer that predicts token i + 2 from the model's hidden state at i and
-token i + 1. It is used again on its own output for further tokens. Embedding and output head are
-the model's, where the checkpoint has none for it.
+The one here is the multi-token prediction head of DeepSeek-V3 (2024, section 2.2), GLM, MiMo,
+Qwen3-Next and Qwen3.5: one decoder layer that predicts token i + 2 from the model's hidden state at
+i and token i + 1. It is used again on its own output for further tokens. Embedding and output head
+are the model's, where the checkpoint has none for it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ class MtpHead:
     """The head on one rank, see DraftHead; its layer of the cache is the last of the model's."""
 
     reads_hidden, capturable = True, True
-    captured_layers: tuple[int, ...] = ()
     other_layers: tuple[int, ...] | None = None
     kv_layers: tuple[KVHeads | LatentWidths, ...] = ()
     recurrent: RecurrentSpec | None = None
@@ -95,8 +94,13 @@ class MtpHead:
     block: BlockPass | None = None
 
     def __init__(
-        self, context: LayerContext[ModelConfig], layer: DecoderLayer, vocabulary: Vocabulary
+        self,
+        context: LayerContext[ModelConfig],
+        layer: DecoderLayer,
+        vocabulary: Vocabulary,
+        norm: Tensor | None = None,
     ) -> None:
+        """`norm` f32[H] of its output is its own unless it is given."""
         config, weights = context.config, context.weights
         self.width = config.hidden_size
         self._embed, self._logits = vocabulary.embed, vocabulary.logits
@@ -104,29 +108,31 @@ class MtpHead:
             self._embed = Embedding(context, PREFIX + "embedding")
         if PREFIX + "lm_head" in weights:
             self._logits = OutputHead(context, config.vocab_size, name=PREFIX + "lm_head")
-        self._blind_at_first = config.mtp_blind_at_first
+        self._traits = config.mtp
+        self.captured_layers = (config.num_layers,) * config.mtp.before_norm
         self._ops = context.kernels
         self._tp = context.shard.tp
         self._eps = config.rms_norm_eps
         self._fc = take_linear(weights, PREFIX + "fc", context.kernels)
         self._norm_embedding = take_norm(context, PREFIX + "norm_embedding")
         self._norm_hidden = take_norm(context, PREFIX + "norm_hidden")
-        norm = take_norm(context, PREFIX + "norm")
+        norm = take_norm(context, PREFIX + "norm") if norm is None else norm
         self._layer = LayerStack(context, [layer], norm)
 
     def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
-        """Return the model's normed hidden states, as they are."""
-        return hidden
+        """Return the model's normed hidden states, as they are, or what was normed."""
+        return captured[0] if captured else hidden
 
     def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
         """Return normed hidden states [T, H] whose logits predict the token after the next."""
         ops = self._ops
         next_embedding = self._embed(batch.token_ids)
         embedded = ops.rms_norm(next_embedding, self._norm_embedding, self._eps)
-        if self._blind_at_first:
+        if self._traits.blind_at_first:
             embedded.masked_fill_((batch.positions == 0)[:, None], 0)
         seen = ops.rms_norm(hidden, self._norm_hidden, self._eps)
-        joined = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
+        halves = (seen, embedded) if self._traits.hidden_first else (embedded, seen)
+        joined = ops.linear(torch.cat(halves, dim=1), self._fc)
         residual = Residual(joined, ops, self._tp, self._eps)
         x = residual.normed(self._layer.input_norm)
         return self._layer(x, residual, batch, caches)

@@ -15,14 +15,14 @@ from .gemma import GEMMA
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .hybrid import HYBRID
-from .llama import LLAMA
+from .llama import LLAMA, MIMO
 from .moe import SPARSE
 from .olmo import OLMO
 from .phi3 import PHI3
 
 FAMILIES: Mapping[str, Family[Any]] = {
     architecture: family
-    for family in (LLAMA, PHI3, SPARSE, HYBRID, GPT_OSS, DEEPSEEK, GEMMA, OLMO, GRANITE)
+    for family in (LLAMA, MIMO, PHI3, SPARSE, HYBRID, GPT_OSS, DEEPSEEK, GEMMA, OLMO, GRANITE)
     for architecture in family.architectures
 }
 
@@ -43,9 +43,9 @@ def family_of(architecture: str, implementation: str = AUTO) -> Family[Any]:
     if not is_theirs(architecture, implementation):
         return lookup(architecture, FAMILIES)
     try:
-        from .transformers import TRANSFORMERS  # takes seconds to import
+        from .transformers import TRANSFORMERS, WITH_HEADS  # takes seconds to import
     except ImportError as error:  # of what other releases call otherwise
         raise InvalidRequest(
             f"{architecture} needs another release of transformers: {error}", param="architecture"
         ) from error
-    return TRANSFORMERS
+    return WITH_HEADS if architecture in WITH_HEADS.architectures else TRANSFORMERS

@@ -26,6 +26,7 @@ from surestep_worker.configs.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
+    MtpTraits,
     architecture_of,
     lookup,
     read_dtype,
@@ -140,9 +141,9 @@ class DeepseekConfig(LatentModelConfig):
         return self.layer_types[-1]
 
     @property
-    def mtp_blind_at_first(self) -> bool:
-        """Return whether an MTP head was trained without the token behind the first."""
-        return True
+    def mtp(self) -> MtpTraits:
+        """Traits of an MTP head."""
+        return MtpTraits(blind_at_first=True)
 
     def has_indexer(self, layer: int) -> bool:
         """Return whether a layer chooses positions itself, as the MTP head's, the last, does."""

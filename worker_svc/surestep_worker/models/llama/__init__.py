@@ -1,7 +1,7 @@
-"""Llama, Mistral, Ministral, Qwen2, Qwen3 and SmolLM3."""
+"""Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM3 and MiMo."""
 
 from __future__ import annotations
 
-from .table import LLAMA
+from .table import LLAMA, MIMO
 
-__all__ = ["LLAMA"]
+__all__ = ["LLAMA", "MIMO"]

@@ -1,4 +1,4 @@
-"""Configuration of Llama, Mistral, Ministral, Qwen2, Qwen3 and SmolLM3."""
+"""Configuration of Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM3 and MiMo."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from surestep_worker.configs.model_config import (
     MAX_WIDTH,
     SLIDING_ATTENTION,
     ModelConfig,
+    MtpTraits,
     architecture_of,
     lookup,
     read_dtype,
     read_eos_token_ids,
     read_layer_types,
     read_sizes,
+    refuse_deep_heads,
     refuse_unserved,
 )
 from surestep_worker.configs.quantization import read_quantization
@@ -42,10 +44,12 @@ class Traits(NamedTuple):
     unrotated: bool = False  # `no_rope_layers`, or every few, know no positions
     scaled_queries: bool = False  # by their position, behind the original positions
     usual: Mapping[str, Any] = {}  # where the file does not say, as transformers' class has it
+    mtp: MtpTraits = MtpTraits()  # if there is such a head
 
 
 _MISTRAL: Mapping[str, Any] = {"num_key_value_heads": 8, "sliding_window": 4096}
 _QWEN: Mapping[str, Any] = {"sliding_window": 4096}
+MIMO_ARCHITECTURE = "MiMoForCausalLM"  # a Qwen2 with an MTP head
 LLAMA_ARCHITECTURES: Mapping[str, Traits] = {
     "LlamaForCausalLM": Traits(window_switch="use_sliding_window"),
     "MistralForCausalLM": Traits(qkv_bias=False, usual=_MISTRAL),
@@ -54,6 +58,12 @@ LLAMA_ARCHITECTURES: Mapping[str, Traits] = {
         qkv_bias=False, scaled_queries=True, usual={"num_key_value_heads": 8, "head_dim": 128}
     ),
     "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window", usual=_QWEN),
+    MIMO_ARCHITECTURE: Traits(
+        qkv_bias=True,
+        window_switch="use_sliding_window",
+        usual=_QWEN,
+        mtp=MtpTraits(blind_at_first=True, before_norm=True, hidden_first=True),
+    ),
     "Qwen3ForCausalLM": Traits(
         qk_norm=True, window_switch="use_sliding_window", usual={**_QWEN, "head_dim": 128}
     ),
@@ -73,6 +83,11 @@ BACKBONES: Mapping[str, Traits] = {
 class LlamaConfig(ModelConfig):
     """Architecture of a decoder whose layers are alike, but for the windows of some."""
 
+    @property
+    def mtp(self) -> MtpTraits:
+        """Traits of an MTP head."""
+        return LLAMA_ARCHITECTURES.get(self.architecture, Traits()).mtp
+
     @classmethod
     def parse(cls, files: ConfigFiles) -> LlamaConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
@@ -80,6 +95,8 @@ class LlamaConfig(ModelConfig):
         traits = lookup(architecture, {**LLAMA_ARCHITECTURES, **BACKBONES})
         raw = Fields(files.config).or_else(traits.usual)
         refuse_unserved(raw)
+        if architecture == MIMO_ARCHITECTURE:
+            refuse_deep_heads(raw, "num_nextn_predict_layers")
         attention_bias = raw.flag("attention_bias", default=False)
         sizes, window, rope = read_sizes(raw), _sliding_window(raw, traits), rope_parameters(raw)
         if traits.scaled_queries:

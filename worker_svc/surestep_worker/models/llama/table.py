@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
+from dataclasses import replace
 
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.family import Family
-from surestep_worker.layers.linear import Sharding
+from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
 
-from .config import BACKBONES, LLAMA_ARCHITECTURES, LlamaConfig
+from .config import BACKBONES, LLAMA_ARCHITECTURES, MIMO_ARCHITECTURE, LlamaConfig
 
+_MTP = "model.mtp_layers."  # begins the names of MiMo's head
 _BUFFERS = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def ignored(config: LlamaConfig, shard: Sharding, *, draft_head: bool) -> tuple[str, ...]:
     """Return regular expressions of checkpoint tensors that hold nothing of their own."""
-    headless = config.is_backbone or config.tie_word_embeddings
-    return (*_BUFFERS, r"lm_head\.weight") if headless else _BUFFERS
+    patterns = [*_BUFFERS]
+    if config.is_backbone or config.tie_word_embeddings:
+        patterns.append(r"lm_head\.weight")
+    if config.architecture == MIMO_ARCHITECTURE and not draft_head:
+        patterns.append(rf"{re.escape(_MTP)}.*")
+    return tuple(patterns)
 
 
 def parameter_table(
@@ -37,7 +44,19 @@ def parameter_table(
     table["norm"] = shard.whole(f"{prefix}norm.weight", width)
     for i in range(config.num_layers):
         table |= layer_table(f"{i}.", f"{prefix}layers.{i}.", config, shard)
-    return table
+    return table | _mtp_table(config, shard) if draft_head else table
+
+
+def _mtp_table(config: LlamaConfig, shard: Sharding) -> dict[str, Parameter]:
+    width, at = config.hidden_size, f"{_MTP}0."
+    whole = [(f"{at}input_proj", ShardSlice(width, slice(0, width)))]
+    return {
+        **shard.columns("mtp.fc", whole, 2 * width, bias=False),
+        "mtp.norm_embedding": shard.whole(f"{at}token_layernorm.weight", width),
+        "mtp.norm_hidden": shard.whole(f"{at}hidden_layernorm.weight", width),
+        "mtp.norm": shard.whole(f"{at}final_layernorm.weight", width),
+        **layer_table("mtp.", at, config, shard),
+    }
 
 
 def layer_table(
@@ -62,3 +81,4 @@ LLAMA = Family(
     parameter_table=parameter_table,
     ignored=ignored,
 )
+MIMO = replace(LLAMA, architectures=(MIMO_ARCHITECTURE,), draft_head=_MTP)

@@ -6,6 +6,6 @@ routed experts, norms and rotary tables are ours, since a row of theirs may depe
 
 from __future__ import annotations
 
-from .model import TRANSFORMERS
+from .model import TRANSFORMERS, WITH_HEADS
 
-__all__ = ["TRANSFORMERS"]
+__all__ = ["TRANSFORMERS", "WITH_HEADS"]

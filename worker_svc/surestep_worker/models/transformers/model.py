@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.checkpoint.kv_scales import take_kv_scales
 from surestep_worker.checkpoint.parameters import CheckpointWeights
 from surestep_worker.layers.context import LayerContext, StepBatch, output_bound
-from surestep_worker.layers.draft_head import DraftHead
+from surestep_worker.layers.draft_head import PREFIX, DraftHead
 from surestep_worker.layers.embedding import Embedding, Vocabulary
 from surestep_worker.layers.family import Family
 from surestep_worker.layers.linear import take_linear
@@ -31,6 +32,7 @@ from .cuts import Cut, Heads, Joint, seen_shape
 from .experts import EXPERTS, Experts, expert_modules
 from .matrix import Matrix, Rows, Siblings, Use
 from .modules import replace_counted_positions, replace_modules, replace_rotations
+from .mtp import ARCHITECTURE, BEGINS, make_head
 from .plan import Cuts, cuts_of, siblings_of
 from .rehearsal import rehearse
 from .skeleton import Skeleton
@@ -94,6 +96,8 @@ class TransformersModel:
         setattr(model, skeleton.decoder_name, Decoded())
         self._blocks, self._captured = _blocks(skeleton.decoder, context.config), list[Tensor]()
         self.hidden_bound = _bound(skeleton.decoder, context.config)
+        if f"{PREFIX}norm_hidden" in context.weights:
+            self.draft_head = make_head(context, self.vocabulary, skeleton.decoder.norm.factors)
         numbers = list(map(_number_of, self.config.keeping))
         self._kv_scales = take_kv_scales(context.weights, numbers, self.config.num_layers)
         self.weight_bytes = context.weights.nbytes
@@ -333,3 +337,4 @@ TRANSFORMERS = Family(  # of all decoders that transformers has and none of ours
     ignored=ignored,
     decoder=TransformersModel,
 )
+WITH_HEADS = replace(TRANSFORMERS, architectures=(ARCHITECTURE,), draft_head=BEGINS)

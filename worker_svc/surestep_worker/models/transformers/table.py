@@ -18,6 +18,7 @@ from .config import TransformersConfig
 from .cuts import Cut, cut_bias, cut_weight
 from .experts import expert_modules, projections_of
 from .matrix import Use
+from .mtp import head_table
 from .names import OTHER_PARTS, CheckpointNames, Stored
 from .plan import cuts_of, siblings_of
 from .skeleton import Skeleton
@@ -83,7 +84,7 @@ def parameter_table(
     for group in siblings_of(config, cuts):
         if are_alike((stored.of(name).names[0].removesuffix(".weight") for name in group), names):
             _merge(table, [name.removesuffix(".weight") for name in group])
-    return table
+    return table | head_table(config, shard) if draft_head else table
 
 
 def _weight_of(name: str, config: TransformersConfig) -> str:
