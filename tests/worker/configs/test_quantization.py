@@ -229,6 +229,12 @@ def test_compressed_tensors_in_fp8() -> None:
     )
 
 
+@pytest.mark.parametrize("groups", [{}, {"group_0": {"targets": ["LlamaAttention"]}}])
+def test_keys_and_values_alone_have_scales(groups: dict[str, Any]) -> None:
+    config = CHANNELS | {"config_groups": groups, "kv_cache_scheme": {"num_bits": 8}}
+    assert read_quantization(Fields({"quantization_config": config | {"format": "dense"}})) is None
+
+
 @pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200)])
 def test_a_share_of_channels_is_that_part_of_the_weight(columns: range) -> None:
     found = read_quantization(Fields({"quantization_config": CHANNELS}))

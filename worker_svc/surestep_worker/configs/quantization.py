@@ -170,14 +170,18 @@ def _read_group_size(method: str, config: Fields) -> int:
     return group_size
 
 
-def _read_compressed(config: Fields) -> Quantization:
-    """Read the formats of compressed-tensors, one for each group of modules.
+def _read_compressed(config: Fields) -> Quantization | None:
+    """Read the formats of compressed-tensors, one for each group of modules; None where it is only
+    keys and values that have scales.
 
     Which modules are plain is for the tensors to say: patterns among the names are passed over.
     """
     plain = tuple(name for name in config.texts("ignore") if not name.startswith("re:"))
     usual = config.text("format", "unknown")
-    groups = config.objects("config_groups").values()
+    named_groups = config.objects("config_groups").values()
+    groups = [group for group in named_groups if len(group.object("weights"))]
+    if not groups and len(config.object("kv_cache_scheme")):
+        return None
     if not groups:
         _unserved(_CT, "config_groups", "{}")
     sparsity = config.object("sparsity_config").text("format", "dense")
