@@ -22,7 +22,8 @@ from surestep_gateway.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.timeout(120)
 
 USER: Any = {"role": "user", "content": "weather in Oslo and Rome?"}
-REASONING = {"glm47": "glm47", "deepseek_v31": "deepseek_v3"}  # qwen3's with the others
+# qwen3's with the others
+REASONING = {"glm47": "glm47", "minimax_m2": "minimax_m2", "deepseek_v31": "deepseek_v3"}
 HERMES_CALL = (
     '<tool_call>\n{{"name": "Weather", "arguments": {{"city": "{}", "days": 2}}}}\n</tool_call>'
 )
@@ -39,6 +40,13 @@ BOTH = {
         "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>"
         for city in ("Oslo", "Rome")
     ),
+    "minimax_m2": "<minimax:tool_call>\n"
+    + "".join(
+        f'<invoke name="Weather">\n<parameter name="city">{city}</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n'
+        for city in ("Oslo", "Rome")
+    )
+    + "</minimax:tool_call>",
     "deepseek_v31": "<｜tool▁calls▁begin｜>"
     + "".join(
         f'<｜tool▁call▁begin｜>Weather<｜tool▁sep｜>{{"city": "{city}", "days": 2}}<｜tool▁call▁end｜>'
@@ -127,6 +135,25 @@ async def test_a_conversation_with_tools(tmp_path: Path, parser: str, chunk: int
         prompt = tokenizer.decode(scheduler.requests[-1].prompt_ids, skip_special_tokens=False)
         assert (JOINED if parser.startswith("deepseek") else LATER) in prompt
         assert prompt.count("<|im_start|>tool\n3<|im_end|>") == 2
+
+
+@pytest.mark.parametrize("parser", BOTH)
+async def test_without_tools_a_call_is_text(tmp_path: Path, parser: str) -> None:
+    """vllm-project/vllm#46183: one token at a time, and in windows as behind drafts."""
+    async with served(tmp_path / "tiny", parser) as (scheduler, client):
+        tokenizer = Tokenizer.load(tmp_path / "tiny")
+        text = f"a < b, {BOTH[parser]}, and <tool_ca"
+        ids = tokenizer.encode_now(f"so\n</think>\n\n{text}", add_special_tokens=False)
+        asked: Any = {"model": "tiny", "messages": [USER]}
+        for chunk in (1, 6):
+            scheduler.script = replay([*ids, EOS_ID], chunk=chunk)
+            whole = (await client.chat.completions.create(**asked)).choices[0]
+            async with client.chat.completions.stream(**asked) as stream:
+                streamed = (await stream.get_final_completion()).choices[0]
+            for choice in (whole, streamed):
+                said = choice.message
+                assert (said.content, said.tool_calls or None) == (text, None)
+                assert choice.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("parser", ["hermes", "deepseek_v31"])

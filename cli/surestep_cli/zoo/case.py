@@ -12,6 +12,8 @@ from typing import NamedTuple
 from .target import Answer, Body, Broken, Refused, Subject
 
 NEAR_TIE = 0.07  # nats: one unit in the last place of a bfloat16 logit around 10
+_PACE = 100.0  # tokens a second of a case's `seconds`
+_SLACK = 4.0  # times as long as expected that no hang is
 _PROBE = "blue"
 
 
@@ -42,16 +44,20 @@ class Case(NamedTuple):
     reports: str  # V, S, L: issues of vLLM, SGLang, llama.cpp; others by their name
     does: str  # in plain words
     right: str  # what a right server answers
-    seconds: int  # that it takes, about, at 100 tokens a second
+    needs: tuple[str, ...]  # of the server, beside completions of a text
+    seconds: int  # that it takes, about, at _PACE
     look: Look
 
 
-def case(name: str, reports: str, right: str, *, seconds: int) -> Callable[[Look], Case]:
-    """Make a case of a function whose docstring says what it does."""
+def case(
+    name: str, reports: str, right: str, *, seconds: int, needs: str = ""
+) -> Callable[[Look], Case]:
+    """Make a case of a function whose docstring says what it does; `needs` stand between commas."""
 
     def made(look: Look) -> Case:
         does = " ".join((look.__doc__ or "").split())
-        return Case(name, reports, does, right, seconds, look)
+        needed = tuple(filter(None, needs.split(", ")))
+        return Case(name, reports, does, right, needed, seconds, look)
 
     return made
 
@@ -81,7 +87,7 @@ def unclear(why: str) -> Finding:
 
 
 async def run(case: Case, subject: Subject, patience_s: float) -> CaseResult:
-    """Look for the failure; a server that hangs or breaks meanwhile fails."""
+    """Look for the failure; a server that hangs or breaks meanwhile fails, a slow one does not."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(patience_s):
@@ -91,8 +97,18 @@ async def run(case: Case, subject: Subject, patience_s: float) -> CaseResult:
     except* Broken as broken:
         finding = failed(str(broken.exceptions[0]))
     except* TimeoutError:
-        finding = failed(f"no end within {patience_s:.0f} s")
+        finding = _unfinished(case, subject.pace, patience_s)
     return CaseResult(case, finding, time.monotonic() - began)
+
+
+def _unfinished(case: Case, pace: float, patience_s: float) -> Finding:
+    """Say whether that is a hang, by what the case takes at the server's pace."""
+    told = f"no end within {patience_s:.0f} s"
+    expected = case.seconds * _PACE / pace
+    if expected * _SLACK > patience_s:
+        slow = f"{told} at {pace:.1f} tokens a second: --patience-s {expected * _SLACK:.0f}"
+        return unclear(slow)
+    return failed(told)
 
 
 async def compared(

@@ -28,6 +28,9 @@ class Zoo(ServerUrl):
     list_cases: CliImplicitFlag[bool] = Field(
         default=False, alias="list", description="list the cases and end"
     )
+    long_tokens: int = Field(
+        default=1024, ge=1, description="tokens of a long answer; some failures need 12000"
+    )
     patience_s: float = Field(default=300.0, gt=0, description="seconds that a case may take")
     stop_pid: int | None = Field(
         default=None, gt=1, description="process of the server here that may be stopped for 20 s"

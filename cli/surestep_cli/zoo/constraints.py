@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import time
+from collections.abc import Sequence
 
 from .case import Finding, case, failed, forced, inapplicable, is_json, passed, unclear
 from .target import CHAT, TEXT, Body, Broken, Refused, Subject
@@ -27,9 +29,30 @@ _TOOL = {
     "type": "function",
     "function": {"name": "add_person", "description": "Note a person.", "parameters": _PERSON},
 }
-_LIKE_A_CALL = 'Use <tool_call>{"a": 1}</tool_call>, [TOOL_CALLS] and <tool_ca for it.'
+_LIKE_A_CALL = (
+    'Use <tool_call>{"a": 1}</tool_call>, <tool_call>f<arg_key>a</arg_key></tool_call>, '
+    '<minimax:tool_call><invoke name="f"></invoke>, [TOOL_CALLS] and <tool_ca for it.'
+)
+_NOTE = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+    },
+}
+_NOTES = ("a", "b, c", "two words", "the third of them is quite a bit longer than the others")
+# How models write calls of it: of Hermes and Qwen, Qwen's coders, GLM, MiniMax.
+_WRITTEN = (
+    '<tool_call>\n{{"name": "note", "arguments": {{"text": "{}"}}}}\n</tool_call>\n',
+    "<tool_call>\n<function=note>\n<parameter=text>\n{}\n</parameter>\n</function>\n</tool_call>\n",
+    "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>\n",
+    (
+        '<minimax:tool_call>\n<invoke name="note">\n<parameter name="text">{}</parameter>\n'
+        "</invoke>\n</minimax:tool_call>\n"
+    ),
+)
 _MOST_BLANKS = 64  # of white space in a row
-_PAUSE_S, _REFUSAL_S = 5.0, 30.0
+_PAUSE_S, _REFUSAL_S, _LATE = 5.0, 30.0, 5.0  # or so many times as long as before
 # A string that matches all of these would need an automaton of 2 ** 24 states.
 _HOSTILE = {
     "allOf": [{"type": "string", "pattern": f"^(.*[ab])?a.{{{n}}}$"} for n in range(1, 25)],
@@ -40,7 +63,13 @@ def _chat(content: str, tokens: int = 120, **fields: object) -> Body:
     return {"messages": [{"role": "user", "content": content}], "max_tokens": tokens} | fields
 
 
-@case("json-at-once", "V#27969 S#9187 S#17576", "each is JSON, or cut at max_tokens", seconds=20)
+@case(
+    "json-at-once",
+    "V#27969 V#46118 S#9187 S#17576",
+    "each is JSON, or cut at max_tokens",
+    seconds=20,
+    needs="chats, schemas",
+)
 async def json_at_once(subject: Subject) -> Finding:
     """Stream thirty JSON objects at once."""
     bodies = [_chat(f"Describe person {n}.", **_SCHEMA) for n in range(30)]
@@ -54,7 +83,13 @@ async def json_at_once(subject: Subject) -> Finding:
     return passed(f"{ended} of 30 ended by themselves, all of them JSON")
 
 
-@case("runaway-blanks", "V#38696 V#21026 omlx#2990", "white space has an end", seconds=20)
+@case(
+    "runaway-blanks",
+    "V#38696 V#21026 omlx#2990",
+    "white space has an end",
+    seconds=20,
+    needs="chats, schemas, seeds",
+)
 async def runaway_blanks(subject: Subject) -> Finding:
     """Sample JSON hot, where a grammar without bounds drowns in white space."""
     for seed in range(6):
@@ -66,7 +101,13 @@ async def runaway_blanks(subject: Subject) -> Finding:
     return passed("six samples")
 
 
-@case("json-behind-reasoning", "V#48228 V#34650 S#24283", "bare JSON as content", seconds=20)
+@case(
+    "json-behind-reasoning",
+    "V#48228 V#34650 S#24283",
+    "bare JSON as content",
+    seconds=20,
+    needs="chats, schemas, reasoning told apart",
+)
 async def json_behind_reasoning(subject: Subject) -> Finding:
     """Ask a reasoning model for JSON: its grammar begins where the reasoning ends."""
     reasons = await subject.target.ask_one(_chat("What is 17 times 3?", 400))
@@ -81,7 +122,13 @@ async def json_behind_reasoning(subject: Subject) -> Finding:
     return passed("JSON behind the reasoning, streamed and not")
 
 
-@case("banned-token", "V#31982 V#39295", "the token never comes", seconds=5)
+@case(
+    "banned-token",
+    "V#31982 V#39295",
+    "the token never comes",
+    seconds=5,
+    needs="logit_bias, token ids",
+)
 async def banned_token(subject: Subject) -> Finding:
     """Ban the tokens that an answer begins with, one after the other."""
     body: Body = {"prompt": "The best colour is", "max_tokens": 24, "return_token_ids": True}
@@ -97,7 +144,13 @@ async def banned_token(subject: Subject) -> Finding:
     return passed("three answers without the tokens of those before")
 
 
-@case("tools-streamed", "V#41967 S#35564 V#40875", "the same call in both ways", seconds=10)
+@case(
+    "tools-streamed",
+    "S#35564 V#40875",
+    "the same call in both ways",
+    seconds=10,
+    needs="chats, tools that are required",
+)
 async def tools_streamed(subject: Subject) -> Finding:
     """Require a tool call, streamed and not."""
     body = _chat("Note Ada, 36.", 200, tools=[_TOOL], tool_choice="required")
@@ -115,7 +168,34 @@ async def tools_streamed(subject: Subject) -> Finding:
     return passed("one call, streamed and not")
 
 
-@case("text-like-tools", "V#46183 S#36537", "the text as it is", seconds=5)
+@case(
+    "calls-in-a-row",
+    "V#41967 S#35564 rtp-llm#694",
+    "each call with its arguments, in both ways",
+    seconds=10,
+    needs="chats, tools that are parsed, a forced text",
+)
+async def calls_in_a_row(subject: Subject) -> Finding:
+    """Force four calls, each begun where the one before ends, streamed and not."""
+    wanted = [("note", {"text": text}) for text in _NOTES]
+    for form in _WRITTEN:
+        body = await forced(subject, "".join(map(form.format, _NOTES)))
+        body |= {"tools": [_NOTE], "max_tokens": 300}
+        whole = await subject.target.ask_one(body)
+        if _read(whole.calls)[:1] != wanted[:1]:
+            continue  # another format
+        for answer in (whole, await subject.target.stream_one(body)):
+            if _read(answer.calls) != wanted:
+                return failed(f"{len(answer.calls)} calls: {str(answer.calls)[:200]}", body)
+        return passed(f"{len(wanted)} calls, streamed and not")
+    return inapplicable("no text that is forced is read as calls")
+
+
+def _read(calls: Sequence[tuple[str, str]]) -> list[tuple[str, object]]:
+    return [(name, json.loads(said) if is_json(said) else said) for name, said in calls]
+
+
+@case("text-like-tools", "V#46183", "the text as it is", seconds=5, needs="chats, a forced text")
 async def text_like_tools(subject: Subject) -> Finding:
     """Force a text that looks like tool calls, in a request without tools."""
     body = await forced(subject, _LIKE_A_CALL)
@@ -125,32 +205,42 @@ async def text_like_tools(subject: Subject) -> Finding:
     return passed("the text came whole, streamed and not")
 
 
-@case("hostile-grammar", "V#51660 V#27969", "others go on meanwhile", seconds=20)
+@case("hostile-grammar", "V#51660", "others go on meanwhile", seconds=20, needs="chats, schemas")
 async def hostile_grammar(subject: Subject) -> Finding:
     """Send four schemas that no automaton of bearable size accepts, beside an honest stream."""
     schema = {"name": "hostile", "schema": _HOSTILE}
     hostile = _chat("Go.", 8, response_format={"type": "json_schema", "json_schema": schema})
-    longest = 0.0
+    longest, usual = 0.0, await _waited(subject, 0)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(subject.target.status_of(CHAT, hostile)) for _ in range(4)]
-        for number in range(4):
-            began = time.monotonic()
-            await subject.target.ask_one({"prompt": f"Count {number}:", "max_tokens": 8})
-            longest = max(longest, time.monotonic() - began)
-        done, late = await asyncio.wait(tasks, timeout=_REFUSAL_S)
+        for number in range(1, 5):
+            longest = max(longest, await _waited(subject, number))
+        done, late = await asyncio.wait(tasks, timeout=max(_REFUSAL_S, _LATE * usual))
         for task in late:
             task.cancel()
-    if longest > _PAUSE_S:
-        return failed(f"others waited {longest:.1f} s", hostile)
+    if longest > max(_PAUSE_S, _LATE * usual):
+        return failed(f"others waited {longest:.1f} s, {usual:.1f} s before", hostile)
     if len(done) < len(tasks):
-        return failed(f"no answer within {_REFUSAL_S:.0f} s", hostile)
+        return failed(f"no answer to {len(late)} of {len(tasks)} in time", hostile)
     statuses = sorted({task.result() for task in done})
     if any(status >= 500 and status != 503 for status in statuses):
         return failed(f"status {statuses}", hostile)
     return passed(f"status {statuses}; others waited {longest:.1f} s at most")
 
 
-@case("logprobs", "V#27972 L#27972 V#34497 S#17349", "those of the tokens chosen", seconds=5)
+async def _waited(subject: Subject, number: int) -> float:
+    began = time.monotonic()
+    await subject.target.ask_one({"prompt": f"Count {number}:", "max_tokens": 8})
+    return time.monotonic() - began
+
+
+@case(
+    "logprobs",
+    "L#27972 V#34497 S#17349",
+    "those of the tokens chosen",
+    seconds=5,
+    needs="log-probabilities",
+)
 async def logprobs(subject: Subject) -> Finding:
     """Read the log-probabilities of greedy answers."""
     body: Body = {"prompt": "one two three one two three one", "max_tokens": 40, "logprobs": 3}
@@ -169,7 +259,13 @@ async def logprobs(subject: Subject) -> Finding:
     return passed(f"{len(answer.logprobs)} tokens, each the likeliest")
 
 
-@case("prompt-logprobs", "V#18908 S#10660", "the same behind a cached prefix", seconds=5)
+@case(
+    "prompt-logprobs",
+    "V#18908 S#10660",
+    "the same behind a cached prefix",
+    seconds=5,
+    needs="log-probabilities of prompts",
+)
 async def prompt_logprobs(subject: Subject) -> Finding:
     """Ask twice for the log-probabilities of a long prompt, which is cached the second time."""
     text = " ".join(f"Sentence {n} of a text." for n in range(40))
@@ -204,6 +300,7 @@ CASES = (
     json_behind_reasoning,
     banned_token,
     tools_streamed,
+    calls_in_a_row,
     text_like_tools,
     hostile_grammar,
     logprobs,

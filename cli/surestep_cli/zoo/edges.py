@@ -33,16 +33,22 @@ def _shortened(body: Body, words: int) -> Body:
     return body | {"prompt": f"' and' * {words}"}
 
 
-@case("context-edge", "V#44185 V#49027 V#36917", "a full context ends with length", seconds=20)
+@case(
+    "context-edge",
+    "V#44185 V#49027 V#36917",
+    "a full context ends with length",
+    seconds=20,
+    needs="a context length that is told, ignore_eos, usage",
+)
 async def context_edge(subject: Subject) -> Finding:
-    """Run six answers into the end of the context, each a token later than the one before."""
+    """Run six answers at once into the end of the context, each a token later than another."""
     limit = subject.max_len
     if limit is None or limit > _LONGEST:
         return inapplicable(f"a context of {limit} tokens, of at most {_LONGEST} that are filled")
     words = await _words_of(subject, limit - 8)
-    for fewer in range(6):
-        body, room = _of_words(words - fewer, 8 + fewer), 8 + fewer
-        answer = await subject.target.ask_one(body)
+    bodies = [_of_words(words - fewer, 8 + fewer) for fewer in range(6)]
+    for fewer, answer in enumerate(await subject.target.together(bodies)):
+        body, room = bodies[fewer], 8 + fewer
         if answer.usage.get("prompt_tokens") != limit - room:
             return unclear("a word less is not a token less")
         if (answer.finish, answer.num_tokens) != ("length", room):
@@ -51,7 +57,13 @@ async def context_edge(subject: Subject) -> Finding:
     return passed("six answers filled the context to its last token")
 
 
-@case("over-the-context", "V#36917", "status 400", seconds=5)
+@case(
+    "over-the-context",
+    "V#36917",
+    "status 400",
+    seconds=5,
+    needs="a context length that is told",
+)
 async def over_the_context(subject: Subject) -> Finding:
     """Send a prompt that is longer than the context."""
     if subject.max_len is None or subject.max_len > 1 << 20:
@@ -90,30 +102,41 @@ async def error_inside_200(subject: Subject) -> Finding:
     return passed(f"{len(wrong)} wrong parameters")
 
 
-@case("stop-over-borders", "V#29573", "the text ends before the stop string", seconds=5)
+@case(
+    "stop-over-borders",
+    "V#49391 V#47616 S#31599 S#23802",
+    "the text ends before the first stop string",
+    seconds=10,
+    needs="chats, stop",
+)
 async def stop_over_borders(subject: Subject) -> Finding:
-    """Stop at strings that begin and end in the middle of tokens, streamed and not."""
+    """Stop at strings that begin and end inside tokens, the later one named first, and once more
+    with max_tokens just behind, streamed and not."""
     body: Body = {"messages": [{"role": "user", "content": _STORY}], "max_tokens": 48}
     text = (await subject.target.ask_one(body)).text
     if len(text) < 40 or not subject.repeats:
         return unclear("no text of 40 characters that comes again")
     stops = [text[begin : begin + 5] for begin in range(8, 32, 3)]
     stops = [stop for stop in stops if _REPLACED not in stop]
-    for stop in stops:
-        stopped = body | {"stop": [stop]}
-        expected = text[: text.index(stop)]
-        whole, streamed = [
-            await ask(stopped) for ask in (subject.target.ask_one, subject.target.stream_one)
-        ]
-        for answer in (whole, streamed):
-            if (answer.text, answer.finish) != (expected, "stop"):
-                return failed(f"{answer.text[-30:]!r} ({answer.finish}) at {stop!r}", stopped)
+    for stop, later in zip(stops, [*stops[1:], text[32:37]], strict=True):
+        stopped: Body = body | {"stop": [later, stop]}
+        ends = {text.index(one) + len(one): text.index(one) for one in stopped["stop"]}
+        expected = text[: ends[min(ends)]], "stop"
+        whole = await subject.target.ask_one(stopped)
+        tried = [(stopped, whole), (stopped, await subject.target.stream_one(stopped))]
+        just = body | {"max_tokens": (whole.num_tokens or 47) + 1}
+        if len((await subject.target.ask_one(just)).text) > min(ends):
+            tight = stopped | just
+            tried.append((tight, await subject.target.ask_one(tight)))
+        for asked, answer in tried:
+            if (answer.text, answer.finish) != expected:
+                return failed(f"{answer.text[-30:]!r} ({answer.finish}) at {stop!r}", asked)
     if not stops:
         return unclear("the text has no five characters in a row that are whole")
     return passed(f"{len(stops)} stop strings, streamed and not")
 
 
-@case("usage", "S#9187 V#38202", "as many tokens as it counts", seconds=5)
+@case("usage", "S#9187", "as many tokens as it counts", seconds=5, needs="token ids")
 async def usage(subject: Subject) -> Finding:
     """Count the tokens of answers against their usage, streamed and not."""
     body: Body = {"prompt": _STORY, "max_tokens": 40, "logprobs": 1, "return_token_ids": True}
@@ -126,7 +149,7 @@ async def usage(subject: Subject) -> Finding:
     return passed("usage tells the tokens that came")
 
 
-@case("n-choices", "V#45100 V#41190", "each choice ends once", seconds=10)
+@case("n-choices", "V#45100 V#41190", "each choice ends once", seconds=10, needs="n, seeds")
 async def n_choices(subject: Subject) -> Finding:
     """Stream eight samples of one prompt."""
     body: Body = {"prompt": _STORY, "max_tokens": 32, "n": 8, "temperature": 1.0, "seed": 5}
@@ -150,7 +173,13 @@ async def n_choices(subject: Subject) -> Finding:
     return passed("eight choices, streamed and not")
 
 
-@case("split-characters", "V#21026 L#27972", "every character comes whole", seconds=3)
+@case(
+    "split-characters",
+    "exo#1691 vllm-mlx#109 mlx-vlm#1076",
+    "every character comes whole",
+    seconds=3,
+    needs="chats, a forced text",
+)
 async def split_characters(subject: Subject) -> Finding:
     """Force a text of characters that are several tokens each, streamed and not."""
     body = await forced(subject, _ODD)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-
 from .case import Finding, case, compared, failed, inapplicable, passed, unclear
 from .target import Answer, Body, Subject
 
+_SECOND = "a second server without speculation"
 _NO_PLAIN = "no server of the same model without speculation: --without URL"
 _TOPICS = ("the sea", "a clock", "bread", "the moon", "a bridge", "rain", "chess", "a garden")
 _PROMPTS = tuple(f"Write a short text about {topic}." for topic in _TOPICS)
-_REPEATING = "one two three four one two three four one two three four one two"
-_DRAFTS = re.compile(r"^vllm:spec_decode_num_(accepted|draft)_tokens_total\{.*\} (\S+)$", re.M)
+REPEATING = "one two three four one two three four one two three four one two"
 
 
-def _greedy(prompt: str, tokens: int = 48, **fields: object) -> Body:
+def greedy(prompt: str, tokens: int = 48, **fields: object) -> Body:
+    """Return a request for a text."""
     return {"prompt": prompt, "max_tokens": tokens, "return_token_ids": True} | fields
 
 
-async def _on_off(subject: Subject, bodies: list[Body]) -> Finding:
+async def _compared(subject: Subject, bodies: list[Body]) -> Finding:
     if subject.plain is None:
         return inapplicable(_NO_PLAIN)
     pairs = [
@@ -28,36 +26,42 @@ async def _on_off(subject: Subject, bodies: list[Body]) -> Finding:
     return await compared(subject, pairs, "with drafts and without differ")
 
 
-@case("on-off", "V#54506 V#41758", "equal tokens", seconds=15)
-async def greedy(subject: Subject) -> Finding:
+@case("on-off", "V#54506 V#41758", "equal tokens", seconds=15, needs=_SECOND)
+async def on_off(subject: Subject) -> Finding:
     """Ask greedily with drafts and without."""
-    return await _on_off(subject, [*map(_greedy, _PROMPTS), _greedy(_REPEATING)])
+    return await _compared(subject, [*map(greedy, _PROMPTS), greedy(REPEATING)])
 
 
-@case("on-off-parameters", "V#38202 V#31982 S#17349", "equal tokens", seconds=10)
+@case(
+    "on-off-parameters",
+    "V#38202 V#31982 S#33643 S#28180",
+    "equal tokens",
+    seconds=10,
+    needs=f"{_SECOND}, penalties, min_p, logit_bias, seeds",
+)
 async def parameters(subject: Subject) -> Finding:
     """Ask with penalties, min_p and biases, with drafts and without."""
     ways: list[Body] = [
-        {"presence_penalty": 0.8},
+        {"presence_penalty": 0.8, "frequency_penalty": 0.4},
         {"repetition_penalty": 1.3},
         {"temperature": 1.0, "seed": 7, "min_p": 0.1},
         {"logit_bias": {"11": -100, "13": 5}},
         {"temperature": 0.8, "seed": 3, "top_k": 20, "top_p": 0.9},
     ]
-    return await _on_off(subject, [_greedy(_REPEATING, **way) for way in ways])
+    return await _compared(subject, [greedy(REPEATING, **way) for way in ways])
 
 
-@case("on-off-long", "V#40756 V#50021", "equal tokens", seconds=25)
+@case("on-off-long", "V#40756 V#50021", "equal tokens", seconds=25, needs=_SECOND)
 async def long_answer(subject: Subject) -> Finding:
-    """Ask for a long answer with drafts and without."""
+    """Ask for an answer of --long-tokens with drafts and without."""
     room = (subject.max_len or 2048) - 64
-    return await _on_off(subject, [_greedy(_REPEATING, min(1024, room), ignore_eos=True)])
+    return await _compared(subject, [greedy(REPEATING, min(subject.long, room), ignore_eos=True)])
 
 
 @case("company", "S#36537 V#40875 V#49620", "equal answers", seconds=25)
 async def company(subject: Subject) -> Finding:
     """Ask sixteen prompts one by one, then all at once."""
-    bodies = [_greedy(f"{prompt} Version {n}.", 64) for prompt in _PROMPTS for n in range(2)]
+    bodies = [greedy(f"{prompt} Version {n}.", 64) for prompt in _PROMPTS for n in range(2)]
     alone = [await subject.target.ask_one(body) for body in bodies]
     together = await subject.target.together(bodies)
     pairs = list(zip(bodies, alone, together, strict=True))
@@ -68,7 +72,7 @@ async def company(subject: Subject) -> Finding:
 async def poisoned_prefix(subject: Subject) -> Finding:
     """Ask again after a prompt that begins alike."""
     shared = " ".join(f"Line {n} of a long text that both share." for n in range(24))
-    first, second = _greedy(f"{shared} Now sing."), _greedy(f"{shared} Now count.")
+    first, second = greedy(f"{shared} Now sing."), greedy(f"{shared} Now count.")
     pairs: list[tuple[Body, Answer, Answer]] = []
     before = await subject.target.ask_one(first)
     for _ in range(3):
@@ -77,10 +81,10 @@ async def poisoned_prefix(subject: Subject) -> Finding:
     return await compared(subject, pairs, "before and after another prompt differ")
 
 
-@case("seeds", "V#45100", "four different answers, twice", seconds=5)
+@case("seeds", "V#45100", "four different answers, twice", seconds=5, needs="n, seeds")
 async def seeds(subject: Subject) -> Finding:
     """Ask for four samples of a seed, twice."""
-    body = _greedy(_PROMPTS[0], temperature=1.0, seed=11, n=4)
+    body = greedy(_PROMPTS[0], temperature=1.0, seed=11, n=4)
     one, two = [await subject.target.ask(body) for _ in range(2)]
     if len(one) != 4:
         return failed(f"{len(one)} choices, asked for 4", body)
@@ -91,40 +95,4 @@ async def seeds(subject: Subject) -> Finding:
     return passed("four samples of a seed came twice")
 
 
-async def _counts(subject: Subject) -> Counter[str]:
-    found = _DRAFTS.findall(await subject.target.get("metrics"))
-    counts = Counter[str]()
-    for kind, value in found:
-        counts[kind] += int(float(value))
-    return counts
-
-
-async def _acceptance(subject: Subject) -> float | None:
-    """Return the share of drafts accepted in three answers, None where none are counted."""
-    before = await _counts(subject)
-    for _ in range(3):
-        await subject.target.ask_one(_greedy(_REPEATING, 64, ignore_eos=True))
-    new = await _counts(subject) - before
-    return new["accepted"] / new["draft"] if new["draft"] else None
-
-
-@case(
-    "acceptance-collapse",
-    "V#52873 L#27151 L#23636",
-    "as many drafts accepted as before",
-    seconds=25,
-)
-async def collapse(subject: Subject) -> Finding:
-    """Count accepted drafts before and after a long sampled answer."""
-    before = await _acceptance(subject)
-    if before is None:
-        return inapplicable("no drafts are counted by vllm:spec_decode_num_draft_tokens")
-    room = (subject.max_len or 4096) - 64
-    body = _greedy(_REPEATING, min(1500, room), ignore_eos=True, temperature=1.0, seed=1)
-    await subject.target.ask_one(body)
-    after = await _acceptance(subject)
-    told = f"accepted {before:.0%} before a long answer, {after or 0:.0%} after it"
-    return failed(told, body) if (after or 0) < before / 4 else passed(told)
-
-
-CASES = (greedy, parameters, long_answer, company, poisoned_prefix, seeds, collapse)
+CASES = (on_off, parameters, long_answer, company, poisoned_prefix, seeds)

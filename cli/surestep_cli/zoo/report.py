@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from surestep_common.releases import package_version
@@ -24,15 +25,30 @@ tr { border-bottom: 1px solid #8884 }
 """
 
 
-def to_json(results: Sequence[CaseResult]) -> str:
+class Findings(NamedTuple):
+    """A server and what was found in it."""
+
+    model: str
+    owner: str  # of the model, by its server: vllm, llamacpp, surestep
+    results: list[CaseResult]
+
+
+def to_json(found: Findings) -> str:
     """Return all there is to know."""
     return json.dumps(
         {
             "version": package_version(),
-            "cases": [documented(result) for result in results],
+            "model": found.model,
+            "owned_by": found.owner,
+            "date": _today(),
+            "cases": [documented(result) for result in found.results],
         },
         indent=2,
     )
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def documented(result: CaseResult) -> dict[str, Any]:
@@ -43,6 +59,7 @@ def documented(result: CaseResult) -> dict[str, Any]:
         "reports": case.reports.split(),
         "does": case.does,
         "right": case.right,
+        "needs": case.needs,
         "verdict": finding.verdict,
         "why": finding.why,
         "request": finding.request,
@@ -56,8 +73,9 @@ def counted(results: Sequence[CaseResult]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
 
 
-def to_junit(results: Sequence[CaseResult]) -> str:
+def to_junit(found: Findings) -> str:
     """Return the findings as tests; what does not apply, or cannot be told, is skipped."""
+    results = found.results
     failures = sum(result.finding.verdict is Verdict.FAIL for result in results)
     suite = ElementTree.Element(
         "testsuite", name="surestep zoo", tests=str(len(results)), failures=str(failures)
@@ -79,15 +97,16 @@ def _printable(text: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
-def to_html(results: Sequence[CaseResult]) -> str:
+def to_html(found: Findings) -> str:
     """Return a page to share."""
-    rows = "".join(_row(result) for result in results)
+    rows = "".join(_row(result) for result in found.results)
     heads = "".join(f"<th>{head}</th>" for head in ("case", "reports", "verdict", "why"))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>surestep zoo</title>'
         f"<style>{_CSS}</style><h1>Published failures, looked for</h1>"
-        f"<p>surestep zoo {escape(package_version())}</p>"
+        f"<p>{escape(found.model)} by {escape(found.owner)}, {_today()}: {counted(found.results)}. "
+        f"Looked for by surestep zoo {escape(package_version())}.</p>"
         f'<div class="wide"><table><tr>{heads}</tr>{rows}</table></div></html>\n'
     )
 
@@ -96,7 +115,8 @@ def _row(result: CaseResult) -> str:
     case, finding, _ = result
     request = f"<br><code>{escape(json.dumps(finding.request))}</code>" if finding.request else ""
     return (
-        f"<tr><td>{escape(case.name)}<br><small>{escape(case.does)}</small></td>"
+        f"<tr><td>{escape(case.name)}<br><small>{escape(case.does)} Right: {escape(case.right)}."
+        "</small></td>"
         f"<td>{escape(case.reports)}</td>"
         f'<td class="{finding.verdict}">{finding.verdict}</td>'
         f"<td>{escape(finding.why)}{request}</td></tr>"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -16,14 +17,15 @@ from surestep_cli.api.http import model_card
 from surestep_cli.api.sessions import get_json, open_session
 from surestep_cli.terminal.output import report_console, write_file
 
-from . import constraints, edges, equality, lifecycle
+from . import acceptance, constraints, edges, equality, lifecycle
 from .case import Case, CaseResult, Verdict, run
 from .command import Zoo
-from .report import counted, to_html, to_json, to_junit
-from .target import Subject, Target, max_len_of, repeats
+from .report import Findings, counted, to_html, to_json, to_junit
+from .target import Subject, Target, max_len_of, tried_out
 
 CASES: tuple[Case, ...] = (
     *equality.CASES,
+    *acceptance.CASES,
     *edges.CASES,
     *constraints.CASES,
     *lifecycle.CASES,
@@ -44,14 +46,14 @@ def zoo(asked: Zoo, console: Console) -> int:
         return 0
     out = report_console(soft_wrap=True)
     out.quiet = asked.json_output
-    results = asyncio.run(_run(asked, cases, console, out))
+    found = asyncio.run(_run(asked, cases, console, out))
     if asked.json_output:
-        sys.stdout.write(to_json(results) + "\n")
-    _conclude(results, out)
+        sys.stdout.write(to_json(found) + "\n")
+    _conclude(found.results, out)
     if asked.report is not None:
-        write_file(asked.report, _FORMATS[asked.report.suffix.lower()](results))
+        write_file(asked.report, _FORMATS[asked.report.suffix.lower()](found))
         console.print(f"Report: {asked.report}", markup=False, soft_wrap=True)
-    return int(any(result.finding.verdict is Verdict.FAIL for result in results))
+    return int(any(result.finding.verdict is Verdict.FAIL for result in found.results))
 
 
 def chosen(names: Sequence[str]) -> list[Case]:
@@ -62,33 +64,32 @@ def chosen(names: Sequence[str]) -> list[Case]:
     return [known[name] for name in names] if names else list(CASES)
 
 
-async def _run(
-    asked: Zoo, cases: Sequence[Case], console: Console, out: Console
-) -> list[CaseResult]:
+async def _run(asked: Zoo, cases: Sequence[Case], console: Console, out: Console) -> Findings:
     """Run the cases, and print each finding as it comes."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=asked.patience_s)
     url = asked.server or asked.url
     async with contextlib.AsyncExitStack() as stack:
 
-        async def opened(address: str) -> tuple[Target, int | None]:
+        async def opened(address: str) -> tuple[Target, dict[str, Any]]:
             session = open_session(address, api_key=asked.key(), timeout=timeout)
             await stack.enter_async_context(session)
             card = model_card(await get_json(session, "v1/models"), asked.model)
             is_ours = card.get("owned_by") == _OURS
-            return Target(session, str(card["id"]), is_ours=is_ours), max_len_of(card)
+            return Target(session, str(card["id"]), is_ours=is_ours), card
 
-        target, max_len = await opened(url)
+        target, card = await opened(url)
         plain = target if target.is_ours else None
         if asked.without is not None:
             plain = (await opened(asked.without))[0]
-            await repeats(plain)
-        subject = Subject(target, plain, await repeats(target), max_len, asked.stop_pid)
+            await tried_out(plain)
+        means = max_len_of(card), asked.long_tokens, asked.stop_pid
+        subject = Subject(target, plain, *await tried_out(target), *means)
         results = []
         for number, case in enumerate(cases, start=1):
             with console.status(f"{number} of {len(cases)}: {case.name}, about {case.seconds} s"):
                 results.append(await run(case, subject, asked.patience_s))
             out.print(_line(results[-1]))
-        return results
+        return Findings(target.model, str(card.get("owned_by") or "?"), results)
 
 
 async def survey(
@@ -96,7 +97,7 @@ async def survey(
 ) -> list[CaseResult]:
     """Run all cases, telling which one is run. Raise Unavailable for a server without texts."""
     plain = target if target.is_ours else None
-    subject = Subject(target, plain, await repeats(target), max_len, process=None)
+    subject = Subject(target, plain, *await tried_out(target), max_len)
     results = []
     for case in CASES:
         tell(case.name)
@@ -108,7 +109,8 @@ def _list(cases: Sequence[Case]) -> None:
     out = report_console(soft_wrap=True)
     for case in cases:
         out.print(f"{case.name} ({case.reports}), about {case.seconds} s", markup=False)
-        out.print(f"    {case.does} Right: {case.right}.", markup=False)
+        needs = f" Needs {', '.join(case.needs)}." if case.needs else ""
+        out.print(f"    {case.does} Right: {case.right}.{needs}", markup=False)
 
 
 def _line(result: CaseResult) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -257,8 +258,10 @@ class Subject(NamedTuple):
     target: Target
     plain: Target | None  # the same model without speculation, or None
     repeats: bool  # a greedy answer is the same when asked for again
+    pace: float  # tokens a second that it has alone
     max_len: int | None  # tokens of prompt and answer
-    process: int | None  # that may be stopped for a while
+    long: int = 1024  # tokens of a long answer
+    process: int | None = None  # that may be stopped for a while
 
     async def ask_plain(self, body: Body) -> Answer:
         """Ask without speculation. There must be `plain`."""
@@ -273,12 +276,16 @@ def max_len_of(card: Mapping[str, Any]) -> int | None:
     return known if isinstance(known, int) else None
 
 
-async def repeats(target: Target) -> bool:
-    """Try the server out, and return whether it answers the same twice. Raise Unavailable for one
+async def tried_out(target: Target) -> tuple[bool, float]:
+    """Return whether the server answers the same twice, and its pace. Raise Unavailable for one
     that answers no text at all."""
     body = {"prompt": _ONCE, "max_tokens": 24}
     try:
         await target.try_out()
-        return (await target.ask_one(body)).key == (await target.ask_one(body)).key
+        first = await target.ask_one(body)
+        began = time.monotonic()
+        second = await target.ask_one(body)
+        pace = (second.num_tokens or 24) / (time.monotonic() - began)
+        return first.key == second.key, pace
     except (Refused, Broken) as error:
         raise Unavailable(f"the server completes no text: {error}") from error
