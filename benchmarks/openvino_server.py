@@ -1,11 +1,13 @@
-"""Serve a model by OpenVINO GenAI's continuous batching until SIGTERM: a peer for peers.py.
+"""Serve a model by OpenVINO GenAI's continuous batching until SIGTERM: a peer for peers.py, and for
+`surestep zoo`.
 
     python -m venv openvino && openvino/bin/pip install openvino-genai aiohttp
     openvino/bin/python benchmarks/openvino_server.py FILE.gguf --port 8004 --slots 8
 
-OpenVINO GenAI has no server of its own, so this is as little of one as the load generator needs:
-streamed, greedy completions. One thread steps the pipeline, another one answers; after a step the
-new tokens of all requests become text in one call and a chunk each.
+OpenVINO GenAI has no server of its own, so this is as little of one as both need: completions and
+chats with one choice, streamed or not, and its sampling parameters; others are refused by name. One
+thread steps the pipeline, another one answers; after a step the new tokens of all requests become
+text in one call and a chunk each. With `--drafts` it speculates by prompt lookup.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import itertools
 import json
 import queue
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,15 @@ from aiohttp import web
 _ENGINE: web.AppKey[Engine] = web.AppKey("engine")
 _MODEL = web.AppKey("model", str)
 _INCOMPLETE = "\ufffd"  # text that ends so lacks bytes of its last character
+_REASONS = {"STOP": "stop", "LENGTH": "length"}
+_SAMPLING = {  # names of OpenAI's and vLLM's APIs, and of OpenVINO GenAI
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
+    "seed": "rng_seed",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+}
+_OTHERS = {"model", "prompt", "messages", "stop", "stream", "stream_options", "return_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +45,9 @@ class Chunk:
     """New text of a request, and its tokens so far."""
 
     text: str
+    token_ids: list[int]
     num_tokens: int
-    last: bool
+    finish: str | None  # of the last chunk
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +57,7 @@ class Request:
     handle: Any
     num_prompt: int
     num_tokens: int = 0
+    finish: str = "stop"
     unsent: list[int] = field(default_factory=list)  # tokens that are not text yet
     chunks: asyncio.Queue[Chunk] = field(default_factory=asyncio.Queue)
 
@@ -54,6 +68,7 @@ class Request:
             (output,) = self.handle.read().values()
             self.unsent += output.generated_ids
             self.num_tokens += len(output.generated_ids)
+            self.finish = _REASONS.get(output.finish_reason.name, self.finish)
         return bool(ended)
 
 
@@ -66,6 +81,9 @@ class Engine:
         config.max_num_batched_tokens = args.batched_tokens
         config.cache_size = args.cache_gb
         properties = {"INFERENCE_NUM_THREADS": args.threads}
+        self._drafts = args.drafts
+        if args.drafts:
+            properties["prompt_lookup"] = True
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(args.model), config, "CPU", properties
         )
@@ -76,17 +94,36 @@ class Engine:
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, body: dict[str, Any]) -> Request:
-        """Start the request of a body."""
-        prompt = self._tokenizer.encode(body["prompt"]).input_ids
-        config = openvino_genai.GenerationConfig(
-            max_new_tokens=body["max_tokens"],
-            ignore_eos=body.get("ignore_eos", False),
-            do_sample=False,
-        )
-        handle = self._pipeline.add_request(next(self._ids), prompt, config)
-        request = Request(handle, prompt.shape[1])
+        """Start the request of a body. Raise ValueError for one that is not served."""
+        config = self._config(body)
+        prompt = body.get("prompt")
+        if "messages" in body:
+            prompt = self._tokenizer.apply_chat_template(body["messages"], True)
+        if not isinstance(prompt, str) or not prompt:
+            raise ValueError("prompt: a text is needed")
+        ids = self._tokenizer.encode(prompt, add_special_tokens="prompt" in body).input_ids
+        handle = self._pipeline.add_request(next(self._ids), ids, config)
+        request = Request(handle, ids.shape[1])
         self._arrived.put(request)
         return request
+
+    def _config(self, body: dict[str, Any]) -> Any:
+        if unknown := sorted(body.keys() - _SAMPLING.keys() - _OTHERS):
+            raise ValueError(f"{unknown[0]}: not served")
+        config = openvino_genai.GenerationConfig(max_new_tokens=16)
+        config.do_sample = body.get("temperature", 1) != 0
+        try:
+            for name in body.keys() & _SAMPLING.keys():
+                if config.do_sample or name not in ("temperature", "top_p", "top_k", "min_p"):
+                    setattr(config, _SAMPLING[name], body[name])
+            if stop := body.get("stop"):
+                config.stop_strings = {stop} if isinstance(stop, str) else set(stop)
+            if self._drafts:
+                config.num_assistant_tokens, config.max_ngram_size = self._drafts, 3
+            config.validate()
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(str(error).strip().splitlines()[-1]) from error
+        return config
 
     def _run(self) -> None:
         running: list[Request] = []
@@ -106,7 +143,9 @@ class Engine:
         for request, text in zip(ready, texts, strict=True):
             last = request in ended
             if last or not text.endswith(_INCOMPLETE):
-                chunks.append((request, Chunk(text, request.num_tokens, last)))
+                finish = request.finish if last else None
+                chunk = Chunk(text, request.unsent, request.num_tokens, finish)
+                chunks.append((request, chunk))
                 request.unsent = []
         return chunks
 
@@ -117,26 +156,54 @@ def _hand_over(chunks: list[tuple[Request, Chunk]]) -> None:
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
-    """Stream the chunks of an answer, then its usage."""
-    request = http.app[_ENGINE].add(await http.json())
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(http)
+    """Answer with the chunks of a stream and its usage, or with all of them at once."""
+    body = await http.json()
     try:
-        last = False
-        while not last:
-            chunk = await request.chunks.get()
-            last = chunk.last
-            await response.write(_event({"choices": [{"index": 0, "text": chunk.text}]}))
+        request = http.app[_ENGINE].add(body)
+    except ValueError as error:
+        return web.json_response({"error": {"message": str(error)}}, status=400)
+    try:
+        if body.get("stream"):
+            return await _streamed(http, request, "messages" in body)
+        chunks = [chunk async for chunk in _chunks(request)]
     finally:
         request.handle.cancel()
-    usage = {"prompt_tokens": request.num_prompt, "completion_tokens": chunk.num_tokens}
-    await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    whole = Chunk("".join(chunk.text for chunk in chunks), ids, len(ids), chunks[-1].finish)
+    key = "message" if "messages" in body else None
+    return web.json_response({"choices": [_choice(whole, key)], "usage": _usage(request)})
+
+
+async def _streamed(http: web.Request, request: Request, is_chat: bool) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(http)
+    async for chunk in _chunks(request):
+        await response.write(_event({"choices": [_choice(chunk, "delta" if is_chat else None)]}))
+    await response.write(_event({"choices": [], "usage": _usage(request)}) + b"data: [DONE]\n\n")
     return response
+
+
+async def _chunks(request: Request) -> AsyncIterator[Chunk]:
+    while True:
+        chunk = await request.chunks.get()
+        yield chunk
+        if chunk.finish is not None:
+            return
+
+
+def _choice(chunk: Chunk, key: str | None) -> dict[str, Any]:
+    """Return a choice; `key` is where a chat has its text."""
+    said = {"text": chunk.text} if key is None else {key: {"content": chunk.text}}
+    return said | {"index": 0, "token_ids": chunk.token_ids, "finish_reason": chunk.finish}
+
+
+def _usage(request: Request) -> dict[str, int]:
+    return {"prompt_tokens": request.num_prompt, "completion_tokens": request.num_tokens}
 
 
 async def models(http: web.Request) -> web.Response:
     """The only model."""
-    return web.json_response({"data": [{"id": http.app[_MODEL]}]})
+    return web.json_response({"data": [{"id": http.app[_MODEL], "owned_by": "openvino"}]})
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
@@ -144,10 +211,11 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 async def application(args: argparse.Namespace) -> web.Application:
-    """The two routes that the load generator asks for."""
+    """The routes that are asked for."""
     app = web.Application()
     app[_ENGINE], app[_MODEL] = Engine(args), args.model.name
     app.add_routes([web.post("/v1/completions", completions), web.get("/v1/models", models)])
+    app.add_routes([web.post("/v1/chat/completions", completions)])
     return app
 
 
@@ -160,6 +228,7 @@ def main() -> None:
     parser.add_argument("--batched-tokens", type=int, default=256, help="of a step")
     parser.add_argument("--cache-gb", type=int, default=1, help="keys and values")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--drafts", type=int, default=0, help="tokens by prompt lookup")
     args = parser.parse_args()
     web.run_app(application(args), host="127.0.0.1", port=args.port)
 
