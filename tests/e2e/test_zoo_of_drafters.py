@@ -5,6 +5,7 @@ and an EAGLE-3 head.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,24 +23,34 @@ from surestep_cli.zoo.command import Zoo
 pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(4, turn=3)]
 
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
-FLAGS = (
-    *("--max-num-seqs", "64", "--kv-cache-memory", "0.1", "--no-adaptive-draft-length"),
-    "--enable-auto-tool-choice",
-)
+FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "0.1", "--no-adaptive-draft-length")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+DEFAULT = CACHE / "surestep" / "models" / "SmolLM2-135M-Instruct.gguf"
 
 
 class Served(NamedTuple):
-    """A model, its drafter and parsers, and cases that it must pass."""
+    """A model, flags for its drafter and parsers, and cases that it must pass."""
 
     model: Path
-    speculation: dict[str, object]
-    parsers: tuple[str, str]
+    flags: tuple[str, ...]
     passes: tuple[str, ...]
+
+
+def _flags(speculation: dict[str, object], reasoning: str, calls: str) -> tuple[str, ...]:
+    parsers = "--reasoning-parser", reasoning, "--tool-call-parser", calls
+    return *parsers, "--enable-auto-tool-choice", "--speculative-config", json.dumps(speculation)
+
+
+def default(_: Path) -> Served:
+    if not DEFAULT.exists():
+        pytest.skip(f"no {DEFAULT}: `surestep fetch` downloads it")
+    return Served(DEFAULT, ("--kv-cache-memory", "0.5"), ("json-at-once", "split-characters"))
 
 
 def hybrid(_: Path) -> Served:
     speculation = {"method": "qwen3_5_mtp", "num_speculative_tokens": 4}
-    return Served(HYBRID, speculation, ("qwen3", "hermes"), ("text-like-tools", "growing-chat"))
+    flags = _flags(speculation, "qwen3", "hermes")
+    return Served(HYBRID, flags, ("text-like-tools", "growing-chat", "calls-in-a-row"))
 
 
 def gpt_oss(folder: Path) -> Served:
@@ -49,17 +60,15 @@ def gpt_oss(folder: Path) -> Served:
     harmony.save(model)
     head = save_head(folder / "head", make_reference(model), layer_ids=(1, 2, 4))
     speculation = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
-    return Served(model, speculation, ("openai_gptoss", "openai"), ("stop-over-borders",))
+    return Served(model, _flags(speculation, "openai_gptoss", "openai"), ("stop-over-borders",))
 
 
-@pytest.mark.parametrize("make", [hybrid, gpt_oss])
+@pytest.mark.parametrize("make", [hybrid, gpt_oss, default])
 def test_nothing_is_wrong_with_ours(
     make: Callable[[Path], Served], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = make(tmp_path)
-    parsers = "--reasoning-parser", served.parsers[0], "--tool-call-parser", served.parsers[1]
-    flags = *FLAGS, *parsers, "--speculative-config", json.dumps(served.speculation)
-    with serve(served.model, tmp_path, *flags) as stack:
+    with serve(served.model, tmp_path, *FLAGS, *served.flags) as stack:
         status = Zoo.load([stack.url, "--json"]).run(Console(stderr=True))
         drafted = stack.metric("vllm:spec_decode_num_draft_tokens_total")
     told = {one["case"]: one for one in json.loads(capsys.readouterr().out)["cases"]}
