@@ -44,7 +44,7 @@ class Exchange:
     def __init__(self, liar: Liar, path: str, body: dict[str, Any], documents: Documents) -> None:
         self.liar, self.path, self.body, self.documents = liar, path, body, documents
         self.status = 200
-        self.in_events = False
+        self.in_events = self.unended = False
 
     @property
     def choices(self) -> Iterator[dict[str, Any]]:
@@ -91,8 +91,9 @@ class Liar:
             self.num_open -= 1
         if exchange.in_events:
             lines = [f"data: {json.dumps(one)}\n\n" for one in exchange.documents]
+            lines += [] if exchange.unended else ["data: [DONE]\n\n"]
             headers = {"content-type": "text/event-stream"}
-            return web.Response(text="".join([*lines, "data: [DONE]\n\n"]), headers=headers)
+            return web.Response(text="".join(lines), headers=headers)
         if not exchange.documents:
             return web.Response(text=self.memory.get("text", text), status=exchange.status)
         return web.json_response(exchange.documents[0], status=exchange.status)
@@ -369,9 +370,10 @@ def test_refusals_are_no_failures(stack: Stack, capsys: pytest.CaptureFixture[st
 
 
 def test_what_only_tells_more_is_left_out(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lie as transformers does: it refuses all fields that it does not know."""
+    """Lie as transformers does: it refuses all fields that it does not know, and says no [DONE]."""
 
     def lie(exchange: Exchange) -> None:
+        exchange.unended = True
         if exchange.body.keys() & {"return_token_ids", "stream_options"}:
             exchange.status, exchange.in_events = 422, False
 

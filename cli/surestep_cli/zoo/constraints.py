@@ -79,8 +79,16 @@ async def json_at_once(subject: Subject) -> Finding:
             return failed(f"no JSON: {answer.text[:80]!r}", body)
         if answer.finish not in ("stop", "length"):
             return failed(f"ended with {answer.finish}", body)
+        if not _like_an_object(answer.text):
+            return failed(f"no beginning of JSON: {answer.text[:80]!r}", body)
     ended = sum(answer.finish == "stop" for answer in answers)
+    if not ended:
+        return unclear("none of 30 ended within 120 tokens")
     return passed(f"{ended} of 30 ended by themselves, all of them JSON")
+
+
+def _like_an_object(text: str) -> bool:
+    return text.lstrip()[:1] in ("", "{")
 
 
 @case(
@@ -95,6 +103,8 @@ async def runaway_blanks(subject: Subject) -> Finding:
     for seed in range(6):
         body = _chat("Describe a person.", 300, temperature=2.0, seed=seed, **_SCHEMA)
         text = (await subject.target.ask_one(body)).text
+        if not _like_an_object(text):
+            return inapplicable("schemas are not kept to: see json-at-once")
         runs = (sum(1 for _ in run) for blank, run in itertools.groupby(text, str.isspace) if blank)
         if (longest := max(runs, default=0)) > _MOST_BLANKS:
             return failed(f"{longest} characters of white space in a row", body)

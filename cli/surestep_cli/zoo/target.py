@@ -14,7 +14,7 @@ from surestep_common.errors import Unavailable
 
 from surestep_cli.api.http import message_in
 from surestep_cli.api.sessions import post, stream
-from surestep_cli.api.stream import StreamEnded
+from surestep_cli.api.stream import UNFINISHED, StreamEnded
 
 Body = dict[str, Any]
 
@@ -69,6 +69,7 @@ class Target:
         self._session, self.model = session, model
         self.is_ours = is_ours  # speculation may be turned off for a request
         self._refused = frozenset[str]()  # of _TELLING
+        self._says_done = True  # behind a stream; transformers serve never does
 
     async def get(self, path: str) -> str:
         """Return the body of a GET."""
@@ -106,6 +107,8 @@ class Target:
         try:
             await stream(self._session, path, self._whole(streamed(body)), found.append)
         except StreamEnded as end:
+            if not self._says_done and end.kind == UNFINISHED and _ended(found):
+                return found
             if end.status in _REFUSALS:
                 raise Refused(str(end)[:300]) from end
             raise Broken(str(end)[:300]) from end
@@ -131,13 +134,18 @@ class Target:
             raise Broken(f"/{path}: {error or 'no answer in time'}") from error
 
     async def try_out(self) -> None:
-        """Leave out of all requests what the server refuses, where that only tells more."""
-        asked = {"prompt": _ONCE, "max_tokens": 1, "stream": True}
+        """Leave out of all requests what the server refuses, where that only tells more, and see
+        whether it ends streams with [DONE]."""
+        asked: Body = {"prompt": _ONCE, "max_tokens": 1, "stream": True}
         statuses = {
             name: await self.status_of(TEXT, asked | {name: value})
             for name, value in _TELLING.items()
         }
         self._refused = frozenset(name for name, status in statuses.items() if status in _REFUSALS)
+        try:
+            await stream(self._session, TEXT, self._whole(streamed(asked)), lambda _: None)
+        except StreamEnded as end:
+            self._says_done = end.kind != UNFINISHED
 
     def _whole(self, body: Body) -> Body:
         whole = {"model": self.model, "temperature": 0} | body
@@ -176,6 +184,12 @@ def _reading() -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError) as error:
         raise Broken(f"an answer of another form: {type(error).__name__}: {error}") from error
+
+
+def _ended(events: Sequence[Body]) -> bool:
+    """Return whether a choice of a stream was given a reason to end."""
+    choices = (choice for event in events for choice in event.get("choices", ()))
+    return any(choice.get("finish_reason") for choice in choices)
 
 
 def streamed(body: Body) -> Body:
