@@ -69,13 +69,14 @@ class Liar:
 
     def __init__(self, url: str, lie: Lie) -> None:
         self._url, self._lie = url, lie
-        self.num_posts = self.num_open = 0
+        self.num_posts = self.num_open = self.most_open = 0  # most since there was none
         self.memory: dict[str, Any] = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else {}
         self.num_posts += request.method == "POST"
         self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
         try:
             async with (
                 aiohttp.ClientSession() as session,
@@ -89,6 +90,7 @@ class Liar:
             self._lie(exchange)
         finally:
             self.num_open -= 1
+            self.most_open *= self.num_open > 0
         if exchange.in_events:
             lines = [f"data: {json.dumps(one)}\n\n" for one in exchange.documents]
             lines += [] if exchange.unended else ["data: [DONE]\n\n"]
@@ -259,14 +261,15 @@ def _undrafted_together(exchange: Exchange) -> None:
     """Count fewer accepted drafts while others are open."""
     counts = exchange.liar.memory.setdefault("counts", Counter(draft=0, accepted=0))
     if exchange.body.get("max_tokens") == 64:
-        counts.update(draft=50, accepted=1 if exchange.liar.num_open > 1 else 40)
+        counts.update(draft=50, accepted=1 if exchange.liar.most_open > 1 else 40)
     exchange.liar.memory["text"] = _counted(counts)
 
 
 def _undrafted_behind_long_prompts(exchange: Exchange) -> None:
     counts = exchange.liar.memory.setdefault("counts", Counter(draft=0, accepted=0))
     if exchange.body.get("max_tokens") == 64:
-        counts.update(draft=50, accepted=1 if len(exchange.body["prompt"]) > 9000 else 40)
+        asked = exchange.documents[0]["usage"]["prompt_tokens"]
+        counts.update(draft=50, accepted=1 if asked > 2000 else 40)
     exchange.liar.memory["text"] = _counted(counts)
 
 

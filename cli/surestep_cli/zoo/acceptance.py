@@ -96,13 +96,17 @@ async def acceptance_at_borders(subject: Subject) -> Finding:
     before = await _acceptance(subject, [REPEATING], at_once=False)
     if before is None:
         return inapplicable(_UNCOUNTED)
+    words = REPEATING.split() * 4
+    sample = await subject.target.ask_one(greedy(" ".join(words), 1))
+    if not (counted := sample.usage.get("prompt_tokens")):
+        return inapplicable("it does not count prompt_tokens")
     finding = unclear("the context has less than 1,024 tokens")
     for border in _BORDERS:
         if border + 64 > (subject.max_len or 2048):
             break
-        prompt = " ".join((REPEATING.split() * border)[: border - 32])
-        after = await _acceptance(subject, [prompt], at_once=False)
-        body = greedy(f"'one two three four ' * {border // 4 - 8}", 64, ignore_eos=True)
+        length = (border - 32) * len(words) // counted
+        after = await _acceptance(subject, [" ".join((words * border)[:length])], at_once=False)
+        body = greedy(f"'one two three four ' * {length // 4}", 64, ignore_eos=True)
         finding = _still_accepted(before, after, f"around token {border}", body)
         if finding.verdict is not Verdict.PASS:
             break

@@ -88,18 +88,22 @@ async def error_inside_200(subject: Subject) -> Finding:
         {"n": 0},
         {"max_tokens": -5},
     ]
+    refused = 0
     for fields in wrong:
         body = {"prompt": "x", "max_tokens": 4} | fields
         status = await subject.target.status_of(TEXT, streamed(body))
         if status >= 500:
             return failed(f"status {status}", body)
         if status != 200:
+            refused += 1
             continue
         try:
             await subject.target.events(TEXT, body)
         except (Refused, Broken) as error:
             return failed(f"an error inside a stream of status 200: {error}", body)
-    return passed(f"{len(wrong)} wrong parameters")
+    if not refused:
+        return unclear("it takes all that is wrong")
+    return passed(f"{refused} of {len(wrong)} wrong parameters refused before the stream")
 
 
 @case(
