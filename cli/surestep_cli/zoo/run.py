@@ -82,8 +82,10 @@ async def _run(asked: Zoo, cases: Sequence[Case], console: Console, out: Console
         if asked.without is not None:
             plain = (await opened(asked.without))[0]
             await tried_out(plain)
-        means = max_len_of(card), asked.long_tokens, asked.stop_pid
-        subject = Subject(target, plain, *await tried_out(target), *means)
+        repeats, pace = await tried_out(target)
+        subject = Subject(
+            target, plain, repeats, pace, max_len_of(card), asked.long_tokens, asked.stop_pid
+        )
         results = []
         for number, case in enumerate(cases, start=1):
             with console.status(f"{number} of {len(cases)}: {case.name}, about {case.seconds} s"):
@@ -111,6 +113,7 @@ def _list(cases: Sequence[Case]) -> None:
         out.print(f"{case.name} ({case.reports}), about {case.seconds} s", markup=False)
         needs = f" Needs {', '.join(case.needs)}." if case.needs else ""
         out.print(f"    {case.does} Right: {case.right}.{needs}", markup=False)
+    out.print("V, S, L: issues of vLLM, SGLang, llama.cpp; others by their repository's name")
 
 
 def _line(result: CaseResult) -> Text:
