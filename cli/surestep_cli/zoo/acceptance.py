@@ -96,7 +96,7 @@ async def acceptance_at_borders(subject: Subject) -> Finding:
     before = await _acceptance(subject, [REPEATING], at_once=False)
     if before is None:
         return inapplicable(_UNCOUNTED)
-    words = REPEATING.split() * 4
+    words = REPEATING.split() * 16
     sample = await subject.target.ask_one(greedy(" ".join(words), 1))
     if not (counted := sample.usage.get("prompt_tokens")):
         return inapplicable("it does not count prompt_tokens")

@@ -193,4 +193,4 @@ async def forced(subject: Subject, text: str) -> Body:
 
 
 def _chat(text: str) -> Body:
-    return {"messages": [{"role": "user", "content": f"Say {text}"}], "max_tokens": 120}
+    return {"messages": [{"role": "user", "content": f"Say {text}"}], "max_tokens": 600}

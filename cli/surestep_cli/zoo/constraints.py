@@ -190,7 +190,7 @@ async def calls_in_a_row(subject: Subject) -> Finding:
     wanted = [("note", {"text": text}) for text in _NOTES]
     for form in _WRITTEN:
         body = await forced(subject, "".join(map(form.format, _NOTES)))
-        body |= {"tools": [_NOTE], "max_tokens": 300}
+        body |= {"tools": [_NOTE]}
         whole = await subject.target.ask_one(body)
         if _read(whole.calls)[:1] != wanted[:1]:
             continue  # another format
