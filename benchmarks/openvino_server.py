@@ -37,7 +37,7 @@ _SAMPLING = {  # names of OpenAI's and vLLM's APIs, and of OpenVINO GenAI
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
 }
-_OTHERS = {"model", "prompt", "messages", "stop", "stream", "stream_options", "return_token_ids"}
+_OTHERS = {"model", "prompt", "messages", "stream", "stream_options", "return_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,6 @@ class Engine:
             for name in body.keys() & _SAMPLING.keys():
                 if config.do_sample or name not in ("temperature", "top_p", "top_k", "min_p"):
                     setattr(config, _SAMPLING[name], body[name])
-            if stop := body.get("stop"):
-                config.stop_strings = {stop} if isinstance(stop, str) else set(stop)
             if self._drafts:
                 config.num_assistant_tokens, config.max_ngram_size = self._drafts, 3
             config.validate()
