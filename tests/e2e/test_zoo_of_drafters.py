@@ -78,4 +78,4 @@ def test_nothing_is_wrong_with_ours(
     for name in ("on-off", "company", *served.passes):
         assert told[name]["verdict"] == "pass", told[name]
     passed = {name for name, one in told.items() if one["verdict"] == "pass"}
-    assert len(passed) > 18, {name: told[name]["why"] for name in told.keys() - passed}
+    assert len(passed) > 17, {name: told[name]["why"] for name in told.keys() - passed}

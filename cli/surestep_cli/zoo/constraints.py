@@ -52,7 +52,7 @@ _WRITTEN = (
     ),
 )
 _MOST_BLANKS = 64  # of white space in a row
-_PAUSE_S, _REFUSAL_S, _LATE = 5.0, 30.0, 5.0  # or so many times as long as before
+_PAUSE_S, _REFUSAL_S, _LATE = 5.0, 90.0, 5.0  # or so many times as long as before
 # A string that matches all of these would need an automaton of 2 ** 24 states.
 _HOSTILE = {
     "allOf": [{"type": "string", "pattern": f"^(.*[ab])?a.{{{n}}}$"} for n in range(1, 25)],
