@@ -37,7 +37,7 @@ DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 
 Documents = list[dict[str, Any]]
 NEEDLESS = (  # of what the tiny model has, or was given: hardly a draft is accepted
     *("json-behind-reasoning", "hang-seen"),
-    *("acceptance-collapse", "acceptance-in-company", "acceptance-at-borders"),
+    *("acceptance-in-company", "acceptance-at-borders"),
 )
 
 

@@ -93,7 +93,7 @@ async def acceptance_in_company(subject: Subject) -> Finding:
 )
 async def acceptance_at_borders(subject: Subject) -> Finding:
     """Count accepted drafts of answers that go on over 1,024, 2,048 and 4,096 tokens."""
-    before = await _acceptance(subject, [REPEATING], at_once=False)
+    before = await _acceptance(subject, [REPEATING] * 3, at_once=False)
     if before is None:
         return inapplicable(_UNCOUNTED)
     words = REPEATING.split() * 16
@@ -105,7 +105,8 @@ async def acceptance_at_borders(subject: Subject) -> Finding:
         if border + 64 > (subject.max_len or 2048):
             break
         length = (border - 32) * len(words) // counted
-        after = await _acceptance(subject, [" ".join((words * border)[:length])], at_once=False)
+        prompt = " ".join((words * border)[:length])
+        after = await _acceptance(subject, [prompt] * 3, at_once=False)
         body = greedy(f"'one two three four ' * {length // 4}", 64, ignore_eos=True)
         finding = _still_accepted(before, after, f"around token {border}", body)
         if finding.verdict is not Verdict.PASS:
