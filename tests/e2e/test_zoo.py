@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,9 +16,9 @@ from xml.etree import ElementTree
 import aiohttp
 import psutil
 import pytest
-from aiohttp import web
 from rich.console import Console
 from support.checkpoints.tiny import make_tiny_checkpoint
+from support.fakes.liar import Exchange, Liar, Lie, served_by
 from support.processes.stack import Stack, serve
 from surestep_cli.api.sessions import open_session
 from surestep_cli.zoo.case import Case, Finding, Verdict, passed, run
@@ -34,95 +33,10 @@ FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
-Documents = list[dict[str, Any]]
 NEEDLESS = (  # of what the tiny model has, or was given: hardly a draft is accepted
     *("json-behind-reasoning", "hang-seen"),
     *("acceptance-in-company", "acceptance-at-borders"),
 )
-
-
-class Exchange:
-    """A request, and the documents of its answer, to be changed in place."""
-
-    def __init__(self, liar: Liar, path: str, body: dict[str, Any], documents: Documents) -> None:
-        self.liar, self.path, self.body, self.documents = liar, path, body, documents
-        self.status = 200
-        self.in_events = self.unended = False
-
-    @property
-    def choices(self) -> Iterator[dict[str, Any]]:
-        for document in self.documents:
-            yield from document.get("choices", ())
-
-    def garble(self, old: str = "", new: str = "~") -> None:
-        """Change texts and ids."""
-        for choice in self.choices:
-            said = choice.get("message") or choice.get("delta") or choice
-            name = "content" if said is not choice else "text"
-            if isinstance(text := said.get(name), str) and old in text:
-                said[name] = text.replace(old, new) if old else text + new
-            choice["token_ids"] = [1 + token for token in choice.get("token_ids") or []]
-
-
-Lie = Callable[[Exchange], None]
-
-
-class Liar:
-    """A server that passes requests on, and lies about the answers."""
-
-    def __init__(self, url: str, lie: Lie) -> None:
-        self._url, self._lie = url, lie
-        self.num_posts = self.num_open = self.most_open = 0  # most since there was none
-        self.memory: dict[str, Any] = {}
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json() if request.can_read_body else {}
-        self.num_posts += request.method == "POST"
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.request(
-                    request.method, self._url + request.path, json=body or None
-                ) as answer,
-            ):
-                text, kind = await answer.text(), answer.content_type
-            exchange = Exchange(self, request.path, body, _documents(text, kind))
-            exchange.status, exchange.in_events = answer.status, kind == "text/event-stream"
-            self._lie(exchange)
-        finally:
-            self.num_open -= 1
-            self.most_open *= self.num_open > 0
-        if exchange.in_events:
-            lines = [f"data: {json.dumps(one)}\n\n" for one in exchange.documents]
-            lines += [] if exchange.unended else ["data: [DONE]\n\n"]
-            headers = {"content-type": "text/event-stream"}
-            return web.Response(text="".join(lines), headers=headers)
-        if not exchange.documents:
-            return web.Response(text=self.memory.get("text", text), status=exchange.status)
-        return web.json_response(exchange.documents[0], status=exchange.status)
-
-
-def _documents(text: str, kind: str) -> Documents:
-    if kind == "text/event-stream":
-        lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-        return [json.loads(line) for line in lines if line != "[DONE]"]
-    return [json.loads(text)] if kind == "application/json" else []
-
-
-@asynccontextmanager
-async def _served(liar: Liar) -> AsyncIterator[str]:
-    app = web.Application(client_max_size=1 << 24)
-    app.router.add_route("*", "/{path:.*}", liar.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +65,7 @@ def lied(capsys: pytest.CaptureFixture[str], url: str, name: str, lie: Lie, *wor
     address: list[str] = []
 
     async def serve() -> None:
-        async with _served(Liar(url, lie)) as own:
+        async with served_by(Liar(url, lie)) as own:
             address.append(own)
             ready.set()
             await asyncio.to_thread(done.wait)
