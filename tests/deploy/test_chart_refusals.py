@@ -49,6 +49,7 @@ def model(**more: Any) -> dict[str, Any]:
             ["/models/x", "emptyDir is empty"],
         ),
         ({"gateway": {"httpRoute": {"enabled": True}}}, ["parentRefs"]),
+        ({"gateway": {"inferencePool": {"enabled": True}}}, ["picker"]),
         ({"apiKeys": {"existingSecret": "Not A Name"}}, ["/apiKeys/existingSecret"]),
         ({"probes": {"grpc": "yes"}}, ["/probes/grpc"]),
     ],
