@@ -12,7 +12,7 @@ import pytest
 import trustme
 from e2e.conftest import FLAGS
 from support.faults.private_mounts import needs_mounts, within
-from support.processes.stack import environment, serve
+from support.processes.stack import environment, own_cache, serve
 
 SCRIPT = (
     *("--served-model-name", "first", "second", "--dtype", "half", "--max_model_len", "0.5k"),
@@ -70,7 +70,8 @@ def test_a_server_on_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
 @needs_mounts
 @pytest.mark.timeout(180)
 def test_the_start_line_of_kserve(tiny_model: Path, tmp_path: Path) -> None:
-    """Start as its template does: no capability, a read-only model, little shared memory."""
+    """Start as its template does: as nobody, on a read-only root without a home, with a read-only
+    model and little shared memory."""
     issued = trustme.CA().issue_cert("127.0.0.1")
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     issued.cert_chain_pems[0].write_to_path(str(certificate))
@@ -88,12 +89,21 @@ def test_the_start_line_of_kserve(tiny_model: Path, tmp_path: Path) -> None:
     )
     command = within({Path("/dev/shm"): "64m", Path("/mnt"): "1m"}, filled=())
     bind = f"mkdir /mnt/models && mount --bind {tiny_model} /mnt/models && "
-    bind += 'mount -o remount,ro,bind /mnt/models && exec "$@"'
+    bind += "mount -o remount,ro,bind /mnt/models && "
+    bind += 'mount --bind /tmp /tmp && mount -o remount,ro,bind / && exec "$@"'
     command[-2] = command[-2].replace('exec "$@"', bind)
-    command += ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    command += ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    # Nobody may read what is ours alone, such as the interpreter, and write nothing.
+    command += [f"--{kind}=-all,+dac_read_search" for kind in ("bounding-set", "inh-caps")]
+    command += ["--ambient-caps=+dac_read_search"]
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    logs.chmod(0o777)
+    cache = own_cache(tmp_path / "cache")
+    variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOME": "/home"}
+    variables["XDG_CACHE_HOME"] = str(cache)
     with serve(
-        *(Path("/mnt/models"), tmp_path / "logs", *FLAGS, *line),
+        *(Path("/mnt/models"), logs, *FLAGS, *line),
         variables=variables,
         within=command,
     ) as stack:
@@ -103,3 +113,5 @@ def test_the_start_line_of_kserve(tiny_model: Path, tmp_path: Path) -> None:
             body = {"model": "publishers/ns/models/a", "prompt": "hi", "max_tokens": 2}
             answer = client.post("/v1/completions", json=body)
             assert answer.json()["usage"]["completion_tokens"] == 2
+        launcher = Path(f"/proc/{stack.process.pid}")
+        assert launcher.stat().st_uid == 65534
