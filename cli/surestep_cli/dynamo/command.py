@@ -11,7 +11,7 @@ from rich.console import Console
 from surestep_common.config import Settings, variables
 from surestep_common.errors import InvalidRequest
 
-_INSTALL = "pip install --no-deps ai-dynamo ai-dynamo-runtime"
+_INSTALL = "pip install --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1"
 
 
 def _of_dynamo(name: str, default: Any) -> Any:
@@ -77,12 +77,12 @@ class Dynamo(Settings):
     )
 
     def run(self, console: Console) -> int:
-        """Serve until a signal. Raise InvalidRequest without Dynamo's packages."""
+        """Serve until a signal. Raise InvalidRequest without Dynamo's packages, or with others."""
         try:
             import uvloop
 
             from .engine import serve
         except ImportError as error:
-            raise InvalidRequest(f"no module {error.name}: {_INSTALL}") from error
+            raise InvalidRequest(f"no Dynamo that fits: {error}; {_INSTALL}") from error
         uvloop.run(serve(self))
         return 0

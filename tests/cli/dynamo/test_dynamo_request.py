@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
+from surestep_cli.dynamo.command import Dynamo
 from surestep_cli.dynamo.request import Wanted, wanted
 from surestep_common.errors import InvalidRequest
 from surestep_proto.sampling_pb2 import SamplingDefaults
@@ -154,3 +158,15 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
     with pytest.raises(InvalidRequest) as refused:
         asked(**fields)
     assert param is None or refused.value.param == param
+
+
+@pytest.mark.parametrize("found", [None, ModuleType("dynamo")], ids=["none", "another"])
+def test_without_a_dynamo_that_fits_the_command_says_which(
+    found: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dynamo"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "surestep_cli.dynamo.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "dynamo", found)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"dynamo.*pip install --no-deps ai-dynamo==1\.6\.1"):
+        Dynamo().run(Console())
