@@ -17,6 +17,7 @@ from typing import Any
 import carry_kernels
 import fairness
 import faults
+import fleet
 import latents
 import launch
 import memory
@@ -157,6 +158,31 @@ def test_faults_happen_or_are_said_not_to(free_port: int, tmp_path: Path) -> Non
     (line,) = map(json.loads, (tmp_path / "lines").read_text().splitlines())
     assert (line["lost"], line["equal"]) == (0, 2)
     assert line["detect_s"] is not None
+
+
+def test_a_fleet_is_served_until_something_fills(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the costs that were measured: enough of all, too few gateways, too many requests."""
+    least = ["simulate", "--seconds", "8", "--faster", "3"]
+    for flags in (["--gpus", "1", "3"], ["--gpus", "3", "--gateways", "1"], ["--share", "1.5"]):
+        fleet.main([*least, *(["--gpus", "2"] if "--gpus" not in flags else []), *flags])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    heads, *rows = [row for row in rows if not row[0].startswith("-")]
+    told = [dict(zip(heads, row, strict=True)) for row in rows if row != heads]
+    assert [row["serves"] for row in told] == ["yes", "yes", "no", "no"]
+    assert float(told[2]["busy"]) > 1 > float(told[1]["busy"])
+    assert float(told[3]["wait p99 s"]) > 0 == float(told[1]["wait p99 s"])
+
+
+def test_costs_are_found_behind_what_was_asked() -> None:
+    asked = [(800, 900, 100), (800, 90000, 100), (6400, 900, 400), (300, 9000, 100)]
+    costs = 500e-6, 20e-6, 100e-6
+    loads = [
+        {"requests": a, "tokens": b, "messages": c, "looks": 10.0}
+        | {"x_s": sum(map(float.__mul__, costs, map(float, (a, b, c)))) + 10 * 2000e-6}
+        for a, b, c in asked
+    ]
+    found = fleet.fitted(loads, "x", 2000, "requests", "tokens", "messages")
+    assert list(found.values()) == pytest.approx([500, 20, 100])
 
 
 def test_memory_says_how_many_requests_have_room(
