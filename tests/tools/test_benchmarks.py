@@ -18,6 +18,7 @@ import carry_kernels
 import fairness
 import faults
 import fleet
+import fleet_costs
 import latents
 import launch
 import memory
@@ -162,9 +163,9 @@ def test_faults_happen_or_are_said_not_to(free_port: int, tmp_path: Path) -> Non
 
 def test_a_fleet_is_served_until_something_fills(capsys: pytest.CaptureFixture[str]) -> None:
     """With the costs that were measured: enough of all, too few gateways, too many requests."""
-    least = ["simulate", "--seconds", "8", "--faster", "3"]
+    least = ["--seconds", "8", "--faster", "3"]
     for flags in (["--gpus", "1", "3"], ["--gpus", "3", "--gateways", "1"], ["--share", "1.5"]):
-        fleet.main([*least, *(["--gpus", "2"] if "--gpus" not in flags else []), *flags])
+        fleet.simulate(fleet.parse(["--gpus", "2", *least, *flags]))
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     heads, *rows = [row for row in rows if not row[0].startswith("-")]
     told = [dict(zip(heads, row, strict=True)) for row in rows if row != heads]
@@ -181,7 +182,7 @@ def test_costs_are_found_behind_what_was_asked() -> None:
         | {"x_s": sum(map(float.__mul__, costs, map(float, (a, b, c)))) + 10 * 2000e-6}
         for a, b, c in asked
     ]
-    found = fleet.fitted(loads, "x", 2000, "requests", "tokens", "messages")
+    found = fleet_costs.fitted(loads, "x", 2000, "requests", "tokens", "messages")
     assert list(found.values()) == pytest.approx([500, 20, 100])
 
 
