@@ -1,4 +1,4 @@
-"""Which process fills first before 1 to 1,000 GPUs, by the costs that fleet_costs.py measured.
+"""Simulation of a fleet with the costs that fleet_costs.py measured: which process fills first.
 
     python benchmarks/fleet.py --gpus 1 10 100 1000
 
@@ -71,7 +71,7 @@ class Replica:
             heapq.heappush(self.rows, (self.clock + self.fleet.args.tokens, request))
 
     def next_end(self) -> float:
-        """When the next request ends, if nothing comes between."""
+        """Return when the next request ends, if nothing comes between."""
         if not self.rows:
             return math.inf
         step_s, _ = self.fleet.step(len(self.rows))
@@ -97,21 +97,21 @@ class Fleet:
         self.hits = 0
 
     def _gpu_s(self, rows: float) -> float:
-        """Seconds of a step."""
+        """Return seconds of a step."""
         return float(np.interp(rows, list(self._steps), list(self._steps.values()))) / 1e3
 
     def prompt_s(self, *, cached: bool) -> float:
-        """Seconds of the GPU for a prompt, whose first half others have as well."""
+        """Return seconds of the GPU for a prompt, whose first half others have as well."""
         share = 0.5 if cached else 1.0
         return float(self.args.prompt_tokens * share * PROMPT_US[self.args.model] * US)
 
     def enough_gateways(self) -> int:
-        """As few as are busy for 0.7 of their time; where there are never enough, one per GPU."""
+        """Return as few as are busy for 0.7 of their time; where there are never enough, one per GPU."""
         counts = range(min(2, self.gpus), 10 * self.gpus + 2)
         return next((n for n in counts if self.gateway_busy(n) <= BUSY), self.gpus)
 
     def gateway_busy(self, gateways: int) -> float:
-        """Share of its time that a gateway needs."""
+        """Return the share of its time that a gateway needs."""
         us, args = self.us["gateway"], self.args
         requests = us["requests"] + us["prompt_tokens"] * args.prompt_tokens + self.choice_us()
         rows = args.share * args.rows
@@ -120,15 +120,15 @@ class Fleet:
         return float(work_s * self.rate / gateways + self.probe_busy())
 
     def choice_us(self) -> float:
-        """Microseconds of a gateway to choose a scheduler."""
+        """Return microseconds of a gateway to choose a scheduler."""
         return float(self.us["choice_per_scheduler"] * self.gpus)
 
     def probe_busy(self) -> float:
-        """Share of its time that a gateway needs to look at all schedulers."""
+        """Return the share of its time that a gateway needs to look at all schedulers."""
         return float(self.us["probe"]["gateway"] * self.gpus * US / PROBE_S)
 
     def step(self, rows: int) -> tuple[float, float]:
-        """Seconds from step to step with so many rows, and of them the scheduler's."""
+        """Return seconds from step to step with so many rows, and of them the scheduler's."""
         if rows not in self._memo:
             us, args = self.us["scheduler"], self.args
             looked_at = self.num_gateways * self.us["probe"]["scheduler"] * US / PROBE_S
@@ -141,7 +141,7 @@ class Fleet:
 
 
 def met(gateways: int, rows: float) -> float:
-    """Gateways of which a step has a row, each of which gets a message."""
+    """Return the gateways of which a step has a row, each of which gets a message."""
     return float(gateways * (1 - (1 - 1 / gateways) ** rows))
 
 
@@ -194,13 +194,13 @@ def simulated(gpus: int, us: dict[str, Any], args: argparse.Namespace) -> dict[s
 
 
 def chosen(believed: Any, home: int, ties: Any, first: int) -> int:
-    """The replica as a gateway chooses it, by the loads that it believes in."""
+    """Return the replica that a gateway chooses, by the loads that it believes in."""
     least = int(np.argmin(believed + ties[first : first + len(believed)]))
     return home if believed[home] <= SLACK + FACTOR * believed[least] else least
 
 
 def told(fleet: Fleet, gpus: int, ended: int) -> dict[str, float]:
-    """A row of the table."""
+    """Return a row of the table."""
     args, num = fleet.args, fleet.num_gateways
     for replica in fleet.replicas:
         replica.advance(args.seconds)
@@ -226,7 +226,7 @@ def told(fleet: Fleet, gpus: int, ended: int) -> dict[str, float]:
 
 
 def faster(us: Any, factor: float) -> Any:
-    """Costs on processors that are so many times as fast."""
+    """Return costs on processors that are so many times as fast."""
     if isinstance(us, dict):
         return {name: faster(value, factor) for name, value in us.items()}
     return us / factor

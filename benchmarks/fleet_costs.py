@@ -1,4 +1,4 @@
-"""What requests cost gateway and scheduler, which `fleet.py` makes a fleet of; writes JSON.
+"""Costs of a request to gateway and scheduler, of which `fleet.py` makes a fleet; writes JSON.
 
     python benchmarks/fleet_costs.py MODEL --out benchmarks/results/fleet_costs.json
 
@@ -37,7 +37,7 @@ PROBE_S = 1.0  # between two looks of a gateway at a scheduler
 
 
 class Load(NamedTuple):
-    """What one measurement asks for, of how many gateways."""
+    """Load of one measurement, of how many gateways."""
 
     gateways: int
     concurrency: int
@@ -86,7 +86,7 @@ class Services:
         return f"http://127.0.0.1:{port}"
 
     def used(self) -> dict[str, float]:
-        """Processor time of each by now, in seconds."""
+        """Return the processor time of each by now, in seconds."""
         return {name: sum(cpu_seconds(p.pid).values()) for name, p in self.processes.items()}
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ async def until_ready(url: str) -> None:
 
 
 async def num_steps(url: str) -> float:
-    """Steps of the scheduler so far."""
+    """Return the steps of the scheduler so far."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return sum(
@@ -145,7 +145,7 @@ async def put(load: Load, urls: Sequence[str], requests: int, seed: int) -> list
 
 
 async def measured(running: Services, load: Load, urls: list[str], args: Any) -> dict[str, float]:
-    """What a load asked for, and the seconds of processor time that it took."""
+    """Return what a load asked for, and the seconds of processor time that it took."""
     seed = hash(load) % 2**31
     await put(load, urls, load.concurrency, seed + 1000)
     await asyncio.sleep(2 * PROBE_S)  # until the count of steps is told
@@ -173,7 +173,7 @@ async def measured(running: Services, load: Load, urls: list[str], args: Any) ->
 def fitted(
     loads: Sequence[dict[str, float]], process: str, look_us: float, *terms: str
 ) -> dict[str, float]:
-    """Microseconds per term that explain the process's time best, but for the looks of gateways;
+    """Return microseconds per term that explain the process's time best, but for the looks of gateways;
     none is below zero."""
     kept = list(terms)
     looks = np.array([load["looks"] for load in loads]) * look_us * US
@@ -188,7 +188,7 @@ def fitted(
 
 
 async def probe_cost(running: Services, num_schedulers: int, seconds: float) -> dict[str, float]:
-    """Microseconds of a look at a scheduler, at either side, by a gateway that only looks."""
+    """Return microseconds of a look at a scheduler, at either side, by a gateway that only looks."""
     url = running.gateway("gateway-of-many", num_schedulers)
     await until_ready(url)
     await asyncio.sleep(10 * PROBE_S)  # what is done once
@@ -205,7 +205,7 @@ async def probe_cost(running: Services, num_schedulers: int, seconds: float) -> 
 
 
 def choice_cost(num_schedulers: int = 1000, times: int = 50) -> float:
-    """Microseconds per scheduler that a choice takes, at the best of times."""
+    """Return microseconds per scheduler that a choice takes, at the best of times."""
     candidates = [
         RoutingCandidate(f"10.0.{n // 250}.{n % 250}:50051", n % 7) for n in range(num_schedulers)
     ]
