@@ -106,7 +106,7 @@ class Fleet:
         return float(self.args.prompt_tokens * share * PROMPT_US[self.args.model] * US)
 
     def enough_gateways(self) -> int:
-        """Return as few as are busy for 0.7 of their time; where there are never enough, one per GPU."""
+        """Return as few as are busy for 0.7 of their time; if never enough, one per GPU."""
         counts = range(min(2, self.gpus), 10 * self.gpus + 2)
         return next((n for n in counts if self.gateway_busy(n) <= BUSY), self.gpus)
 

@@ -173,7 +173,7 @@ async def measured(running: Services, load: Load, urls: list[str], args: Any) ->
 def fitted(
     loads: Sequence[dict[str, float]], process: str, look_us: float, *terms: str
 ) -> dict[str, float]:
-    """Return microseconds per term that explain the process's time best, but for the looks of gateways;
+    """Return microseconds per term that explain the process's time best, looks of gateways aside;
     none is below zero."""
     kept = list(terms)
     looks = np.array([load["looks"] for load in loads]) * look_us * US
@@ -188,7 +188,7 @@ def fitted(
 
 
 async def probe_cost(running: Services, num_schedulers: int, seconds: float) -> dict[str, float]:
-    """Return microseconds of a look at a scheduler, at either side, by a gateway that only looks."""
+    """Return microseconds of a look, at either side, by a gateway that only looks."""
     url = running.gateway("gateway-of-many", num_schedulers)
     await until_ready(url)
     await asyncio.sleep(10 * PROBE_S)  # what is done once

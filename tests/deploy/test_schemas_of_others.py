@@ -59,16 +59,16 @@ def pool() -> dict[str, Any]:
     return render(PICKED).one("InferencePool", "r-surestep-default-gateway")
 
 
-def documented_pool() -> dict[str, Any]:
+def documented_pool() -> Any:
     page = (DEPLOY.parent / "docs" / "use" / "interop.md").read_text()
     return yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
 
 
-def kserve() -> dict[str, Any]:
+def kserve() -> Any:
     return yaml.safe_load((DEPLOY / "kserve" / "llminferenceservice.yaml").read_text())
 
 
-def dynamo() -> dict[str, Any]:
+def dynamo() -> Any:
     return yaml.safe_load((DEPLOY / "dynamo" / "graph.yaml").read_text())
 
 

@@ -167,6 +167,6 @@ def test_without_a_dynamo_that_fits_the_command_says_which(
     for name in [name for name in sys.modules if name.partition(".")[0] == "dynamo"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "surestep_cli.dynamo.engine", raising=False)
-    monkeypatch.setitem(sys.modules, "dynamo", found)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "dynamo", found)
     with pytest.raises(InvalidRequest, match=r"dynamo.*pip install --no-deps ai-dynamo==1\.6\.1"):
         Dynamo().run(Console())
