@@ -78,7 +78,13 @@ class TritonKernels(KernelSet):
             assert mixture.shared is not None
             shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            *(mixture, packed, shared, residual, weight, eps, self.products.widths),
+            mixture,
+            packed,
+            shared,
+            residual,
+            weight,
+            eps,
+            self.products.widths,
             fp8_rows=self.products.fp8_rows,
         )
 

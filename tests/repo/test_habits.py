@@ -24,7 +24,7 @@ _KSERVE = (
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WAITS = re.compile(r"(What|That|Of|As|One|How|Who|Whom|Whose|Whether|Which|Those)\b")
 _OWN_LAYOUT = re.compile(r"# fmt: (skip|off)$", re.MULTILINE)
-_MOST_OWN_LAYOUTS = 52  # only ever lowered; the aim is 20
+_MOST_OWN_LAYOUTS = 13  # only ever lowered
 _TEXT = {".py", ".md", ".sh", ".toml", ".yml", ".yaml", ".proto", ".txt", ".c", ".h", ""}
 
 
@@ -58,16 +58,15 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
 
 def test_the_formatter_wins() -> None:
-    """No tuple is unpacked where it is written, to fill lines; launches of kernels are grouped."""
-    plain = [source for source in product() if source.package != "surestep_kernels"]
+    """No tuple is unpacked where it is written, to fill lines."""
     packed = (
         (source, node.lineno, ast.unparse(node))
-        for source in plain
+        for source in product()
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple)
     )
     assert _places(packed) == []
-    assert [source.name for source in plain if _OWN_LAYOUT.search(source.text)] == []
+    assert [source.name for source in product() if _OWN_LAYOUT.search(source.text)] == []
     assert sum(len(_OWN_LAYOUT.findall(s.text)) for s in sources()) <= _MOST_OWN_LAYOUTS
 
 

@@ -79,10 +79,22 @@ def last_gap(max_gap_ptr, window):
 
 @triton.jit
 def choose_groups(
-    best_ptr, weight_ptr, count, peak, temperature, max_gap, top_k, top_p, V, wanted,
-    near_ptr, chosen_ptr, groups_ptr, rest_ptr,
+    best_ptr,
+    weight_ptr,
+    count,
+    peak,
+    temperature,
+    max_gap,
+    top_k,
+    top_p,
+    V,
+    wanted,
+    near_ptr,
+    chosen_ptr,
+    groups_ptr,
+    rest_ptr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Choose how far candidates go in a row with `count` groups, and the groups that have some."""
     group = tl.arange(0, BLOCK)
     inside = group < count
@@ -120,9 +132,21 @@ def choose_groups(
 
 @triton.jit
 def _gather_part(
-    row_ptr, keys_ptr, listed_ptr, groups_ptr, part, chosen, parts, V,
-    peak, temperature, near_bits, max_gap, id_bits, CAPACITY: tl.constexpr,
-):  # fmt: skip
+    row_ptr,
+    keys_ptr,
+    listed_ptr,
+    groups_ptr,
+    part,
+    chosen,
+    parts,
+    V,
+    peak,
+    temperature,
+    near_bits,
+    max_gap,
+    id_bits,
+    CAPACITY: tl.constexpr,
+):
     """List the candidates of GROUPS of the chosen groups; return the weight of their others."""
     weight = tl.zeros((), tl.float32)
     at, place = part * _GROUPS + tl.arange(0, _GROUPS), tl.arange(0, _PLACES)
@@ -149,13 +173,23 @@ def _gather_part(
 @triton.jit
 def _gather_kernel(
     z_ptr,  # f32[N, V]
-    peak_ptr, window_ptr,  # f32[N], i32[N]
-    temperature_ptr, max_gap_ptr,  # f32[V]
-    counts_ptr, restricted_ptr, near_ptr, listed_ptr, keys_ptr,  # see CandidateLists
-    chosen_ptr, groups_ptr, rests_ptr,
-    V, parts, id_bits,
+    peak_ptr,  # f32[N]
+    window_ptr,  # i32[N]
+    temperature_ptr,  # and the other parameters: [V]
+    max_gap_ptr,
+    counts_ptr,  # and the other lists: see CandidateLists
+    restricted_ptr,
+    near_ptr,
+    listed_ptr,
+    keys_ptr,
+    chosen_ptr,
+    groups_ptr,
+    rests_ptr,
+    V,
+    parts,
+    id_bits,
     CAPACITY: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     items = tl.load(counts_ptr) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
@@ -164,11 +198,21 @@ def _gather_kernel(
         if part * _GROUPS < chosen:
             window = tl.load(window_ptr + row)
             weight = _gather_part(
-                z_ptr + row * V, keys_ptr + row * CAPACITY, listed_ptr + row,
-                groups_ptr + row * parts * _GROUPS, part, chosen, parts, V,
-                tl.load(peak_ptr + row), tl.load(temperature_ptr + window),
-                tl.load(near_ptr + row), last_gap(max_gap_ptr, window), id_bits, CAPACITY,
-            )  # fmt: skip
+                z_ptr + row * V,
+                keys_ptr + row * CAPACITY,
+                listed_ptr + row,
+                groups_ptr + row * parts * _GROUPS,
+                part,
+                chosen,
+                parts,
+                V,
+                tl.load(peak_ptr + row),
+                tl.load(temperature_ptr + window),
+                tl.load(near_ptr + row),
+                last_gap(max_gap_ptr, window),
+                id_bits,
+                CAPACITY,
+            )
             tl.store(rests_ptr + row * parts + part, weight)
 
 
@@ -178,8 +222,23 @@ def gather(
     """List the candidates of the restricted rows of z f32[N, V], whose groups are chosen."""
     (rows, vocab), parts = z.shape, lists.rests.shape[1]
     _gather_kernel[(min(rows * parts, PROGRAMS),)](
-        z, peak, window, params.temperature, params.max_gap,
-        lists.counts, lists.restricted, lists.near, lists.listed, lists.keys,
-        lists.chosen, lists.groups, lists.rests, vocab, parts, id_bits_of(vocab),
-        CAPACITY=lists.keys.shape[1], num_warps=PART_WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+        z,
+        peak,
+        window,
+        params.temperature,
+        params.max_gap,
+        lists.counts,
+        lists.restricted,
+        lists.near,
+        lists.listed,
+        lists.keys,
+        lists.chosen,
+        lists.groups,
+        lists.rests,
+        vocab,
+        parts,
+        id_bits_of(vocab),
+        CAPACITY=lists.keys.shape[1],
+        num_warps=PART_WARPS,
+        enable_fp_fusion=False,
+    )

@@ -53,16 +53,27 @@ def last_key(max_gap, id_bits):
 
 @triton.jit
 def _settle_list(
-    row, z_ptr, peak_ptr, window_ptr, length_ptr,
-    temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,
-    near_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr, value_ptr, id_ptr,
-    V, parts, id_bits, listed,
-    SIZE: tl.constexpr, CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    row,
+    rows,
+    params,
+    lists,
+    listed,
+    drawn,
+    sizes,
+    SIZE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Draw from a list of up to SIZE candidates, if it contains everything that may be drawn.
 
-    Returns whether it does, and the key of the last one.
+    Returns whether it does, and the key of the last one. The kernel's arguments come in tuples.
     """
+    z_ptr, peak_ptr, window_ptr, length_ptr = rows
+    temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr = params
+    near_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr = lists
+    value_ptr, id_ptr = drawn
+    V, parts, id_bits = sizes
     window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + window), tl.load(top_p_ptr + window)
     max_gap = last_gap(max_gap_ptr, window)
@@ -85,14 +96,10 @@ def _settle_list(
         enough = mass >= target_mass(top_p, most)
     limit, settled = bound, complete | enough
     if settled:
-        limit = listed_limit(
-            keys, masses, z_ptr + row * V, V, peak, tl.load(temperature_ptr + window),
-            id_bits, bound, top_k, top_p, least, most, BLOCK,
-        )  # fmt: skip
-        k0, k1 = row_key(
-            tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window),
-            tl.load(length_ptr + row),
-        )  # fmt: skip
+        logits = z_ptr + row * V, V, peak, tl.load(temperature_ptr + window), id_bits
+        limit = listed_limit(keys, masses, logits, bound, top_k, top_p, least, most, BLOCK)
+        low, high = tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window)
+        k0, k1 = row_key(low, high, tl.load(length_ptr + row))
         ids = (keys & (((bound * 0 + 1) << id_bits) - 1)).to(tl.int32)
         score = -bits.to(tl.float32, bitcast=True) + gumbel(ids, k0, k1)
         best, best_id = best_of(tl.where(keys <= limit, score, float("-inf")), ids)
@@ -106,47 +113,72 @@ def _settle_list(
 @triton.jit
 def _settle_kernel(
     z_ptr,  # f32[N, V]
-    peak_ptr, window_ptr, length_ptr,  # f32[N], i32[N]
-    temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
-    near_ptr, listed_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr,
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    V, parts, id_bits,
-    SHORT: tl.constexpr, CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    peak_ptr,  # f32[N]
+    window_ptr,  # i32[N]
+    length_ptr,  # i32[N]
+    temperature_ptr,  # and the other parameters: [V]
+    seed_low_ptr,
+    seed_high_ptr,
+    max_gap_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    counts_ptr,  # and the other lists: see CandidateLists
+    restricted_ptr,
+    whole_ptr,
+    limit_ptr,
+    near_ptr,
+    listed_ptr,
+    keys_ptr,
+    chosen_ptr,
+    rest_ptr,
+    rests_ptr,
+    value_ptr,  # f32[N, parts]
+    id_ptr,  # i32[N, parts]
+    V,
+    parts,
+    id_bits,
+    SHORT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     wait_for_earlier_kernels()
     if tl.program_id(0) < tl.load(counts_ptr):
         row = tl.load(restricted_ptr + tl.program_id(0)).to(tl.int64)
         listed, window = tl.load(listed_ptr + row), tl.load(window_ptr + row)
         bound = last_key(last_gap(max_gap_ptr, window), id_bits)
         limit, settled = bound, False
+        rows = z_ptr, peak_ptr, window_ptr, length_ptr
+        params = temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr
+        lists = near_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr
+        drawn, sizes = (value_ptr, id_ptr), (V, parts, id_bits)
         if listed <= SHORT:
             settled, limit = _settle_list(
-                row, z_ptr, peak_ptr, window_ptr, length_ptr,
-                temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,
-                near_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr, value_ptr, id_ptr,
-                V, parts, id_bits, listed, SHORT, CAPACITY, PARTS, BLOCK,
-            )  # fmt: skip
+                row, rows, params, lists, listed, drawn, sizes, SHORT, CAPACITY, PARTS, BLOCK
+            )
         elif listed <= CAPACITY:
             settled, limit = _settle_list(
-                row, z_ptr, peak_ptr, window_ptr, length_ptr,
-                temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,
-                near_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr, value_ptr, id_ptr,
-                V, parts, id_bits, listed, CAPACITY, CAPACITY, PARTS, BLOCK,
-            )  # fmt: skip
+                row, rows, params, lists, listed, drawn, sizes, CAPACITY, CAPACITY, PARTS, BLOCK
+            )
         if not settled:
-            limit = whole_limit(
-                z_ptr + row * V, V, tl.load(peak_ptr + row), tl.load(temperature_ptr + window),
-                id_bits, bound, tl.load(top_k_ptr + window), tl.load(top_p_ptr + window), BLOCK,
-            )  # fmt: skip
+            peak, temperature = tl.load(peak_ptr + row), tl.load(temperature_ptr + window)
+            top_k, top_p = tl.load(top_k_ptr + window), tl.load(top_p_ptr + window)
+            logits = z_ptr + row * V, V, peak, temperature, id_bits
+            limit = whole_limit(logits, bound, top_k, top_p, BLOCK)
             append(whole_ptr, counts_ptr + 1, row)
         tl.store(limit_ptr + row, limit)
 
 
 def draw_restricted(
-    z: Tensor, peak: Tensor, window: Tensor, length: Tensor, params: DrawParams,
-    lists: CandidateLists, value: Tensor, ids: Tensor,
-) -> None:  # fmt: skip
+    z: Tensor,
+    peak: Tensor,
+    window: Tensor,
+    length: Tensor,
+    params: DrawParams,
+    lists: CandidateLists,
+    value: Tensor,
+    ids: Tensor,
+) -> None:
     """Draw for the restricted rows of z f32[N, V], or find the limit of what is drawn from them.
 
     For settled rows, value f32[N, parts] and ids i32[N, parts] hold the drawn token afterwards.
@@ -155,11 +187,35 @@ def draw_restricted(
     id_bits = id_bits_of(vocab)
     gather(z, peak, window, params, lists)
     _settle_kernel[(rows,)](
-        z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
-        params.max_gap, params.top_k, params.top_p,
-        lists.counts, lists.restricted, lists.whole, lists.limit, lists.near, lists.listed,
-        lists.keys, lists.chosen, lists.rest, lists.rests, value, ids,
-        vocab, parts, id_bits, CAPACITY=lists.keys.shape[1], SHORT=min(SHORT, lists.keys.shape[1]),
-        PARTS=triton.next_power_of_2(parts), BLOCK=ROW_BLOCK,
-        num_warps=_ROW_WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+        z,
+        peak,
+        window,
+        length,
+        params.temperature,
+        params.seed_low,
+        params.seed_high,
+        params.max_gap,
+        params.top_k,
+        params.top_p,
+        lists.counts,
+        lists.restricted,
+        lists.whole,
+        lists.limit,
+        lists.near,
+        lists.listed,
+        lists.keys,
+        lists.chosen,
+        lists.rest,
+        lists.rests,
+        value,
+        ids,
+        vocab,
+        parts,
+        id_bits,
+        CAPACITY=lists.keys.shape[1],
+        SHORT=min(SHORT, lists.keys.shape[1]),
+        PARTS=triton.next_power_of_2(parts),
+        BLOCK=ROW_BLOCK,
+        num_warps=_ROW_WARPS,
+        enable_fp_fusion=False,
+    )

@@ -16,6 +16,9 @@ Greedy rows are in no list, and cost nothing after `collect`.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -65,13 +68,18 @@ _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 def _peak_kernel(
     z_ptr,  # f32[N, V]
     window_ptr,  # i32[N]
-    temperature_ptr, top_k_ptr, top_p_ptr,  # [V]
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
+    temperature_ptr,  # and the other parameters: [V]
+    top_k_ptr,
+    top_p_ptr,
+    value_ptr,  # f32[N, parts]
+    id_ptr,  # i32[N, parts]
+    best_ptr,  # f32[N, parts * GROUPS]; CUTS only
+    weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
     counts_ptr,  # i32[2]
-    V, parts,
+    V,
+    parts,
     CUTS: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     value, lowest = tl.full((), float("-inf"), tl.float32), tl.full((), _NO_ID, tl.int32)
@@ -105,15 +113,34 @@ def _peak_kernel(
 @DependentKernel
 @triton.jit
 def _collect_kernel(
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
-    peak_ptr, greedy_ptr, window_ptr,  # f32[N], i32[N]
-    temperature_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
-    near_ptr, listed_ptr, chosen_ptr, groups_ptr, rest_ptr,
-    V, parts, wanted,
-    DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
+    value_ptr,  # f32[N, parts]
+    id_ptr,  # i32[N, parts]
+    best_ptr,  # f32[N, parts * GROUPS]; CUTS only
+    weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
+    peak_ptr,  # f32[N]
+    greedy_ptr,  # i32[N]
+    window_ptr,  # i32[N]
+    temperature_ptr,  # and the other parameters: [V]
+    max_gap_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    counts_ptr,  # and the other lists: see CandidateLists
+    restricted_ptr,
+    whole_ptr,
+    limit_ptr,
+    near_ptr,
+    listed_ptr,
+    chosen_ptr,
+    groups_ptr,
+    rest_ptr,
+    V,
+    parts,
+    wanted,
+    DRAWS: tl.constexpr,
+    CUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
@@ -132,10 +159,22 @@ def _collect_kernel(
                 if cuts:
                     at = row * parts * _GROUPS
                     choose_groups(
-                        best_ptr + at, weight_ptr + at, parts * _GROUPS, peak, temperature,
-                        last_gap(max_gap_ptr, window), top_k, top_p, V, wanted,
-                        near_ptr + row, chosen_ptr + row, groups_ptr + at, rest_ptr + row, GROUPS,
-                    )  # fmt: skip
+                        best_ptr + at,
+                        weight_ptr + at,
+                        parts * _GROUPS,
+                        peak,
+                        temperature,
+                        last_gap(max_gap_ptr, window),
+                        top_k,
+                        top_p,
+                        V,
+                        wanted,
+                        near_ptr + row,
+                        chosen_ptr + row,
+                        groups_ptr + at,
+                        rest_ptr + row,
+                        GROUPS,
+                    )
                     tl.store(listed_ptr + row, 0)
                     append(restricted_ptr, counts_ptr, row)
             if not cuts:
@@ -148,22 +187,28 @@ def _collect_kernel(
 def _draw_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr,  # f32[N]
-    window_ptr, length_ptr,  # i32[N]
-    temperature_ptr, seed_low_ptr, seed_high_ptr,  # [V]
-    counts_ptr, whole_ptr, limit_ptr,  # see CandidateLists
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    V, parts, id_bits,
-):  # fmt: skip
+    window_ptr,  # i32[N]
+    length_ptr,  # i32[N]
+    temperature_ptr,  # and the other parameters: [V]
+    seed_low_ptr,
+    seed_high_ptr,
+    counts_ptr,  # and the other lists: see CandidateLists
+    whole_ptr,
+    limit_ptr,
+    value_ptr,  # f32[N, parts]
+    id_ptr,  # i32[N, parts]
+    V,
+    parts,
+    id_bits,
+):
     wait_for_earlier_kernels()
     items = tl.load(counts_ptr + 1) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row, part = tl.load(whole_ptr + item // parts).to(tl.int64), item % parts
         window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
         temperature, limit = tl.load(temperature_ptr + window), tl.load(limit_ptr + row)
-        k0, k1 = row_key(
-            tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window),
-            tl.load(length_ptr + row),
-        )  # fmt: skip
+        low, high = tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window)
+        k0, k1 = row_key(low, high, tl.load(length_ptr + row))
         best = tl.full((_TILE,), float("-inf"), tl.float32)
         best_id = tl.full((_TILE,), _NO_ID, tl.int32)
         for first in range(0, V, parts * _TILE):
@@ -181,14 +226,18 @@ def _draw_kernel(
 @DependentKernel
 @triton.jit
 def _finish_kernel(
-    peak_ptr, greedy_ptr,  # f32[N], i32[N]
-    value_ptr, drawn_ptr,  # f32[N, parts], i32[N, parts]; DRAWS only
-    window_ptr, temperature_ptr,  # i32[N], f32[V]
-    ids_ptr, status_ptr,  # i32[N]
+    peak_ptr,  # f32[N]
+    greedy_ptr,  # i32[N]
+    value_ptr,  # f32[N, parts]; DRAWS only
+    drawn_ptr,  # i32[N, parts]; DRAWS only
+    window_ptr,  # i32[N]
+    temperature_ptr,  # f32[V]
+    ids_ptr,  # i32[N]
+    status_ptr,  # i32[N]
     parts,
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     peak, chosen = tl.load(peak_ptr + row), tl.load(greedy_ptr + row)
@@ -200,6 +249,24 @@ def _finish_kernel(
     status = tl.where(peak == _SATURATED, _SHAPING_OVERFLOW, status)
     tl.store(ids_ptr + row, tl.where(status == _OK, chosen, 0))
     tl.store(status_ptr + row, status)
+
+
+class _Found(NamedTuple):
+    """Results of the passes over N rows, in parts of the vocabulary and in all of it."""
+
+    value: Tensor  # f32[N, parts] maxima, then scores of the tokens drawn
+    ids: Tensor  # i32[N, parts] whose they are
+    best: Tensor  # f32[N, parts * GROUPS] maxima of groups, and the weights of these
+    weight: Tensor
+    peak: Tensor  # f32[N]
+    greedy: Tensor  # i32[N] id of the peak
+
+    @classmethod
+    def empty(cls, z: Tensor, parts: int, *, cuts: bool) -> _Found:
+        rows, words = len(z), partial(torch.empty, dtype=torch.int32, device=z.device)
+        best, weight = z.new_empty(2, rows if cuts else 0, parts * GROUPS).unbind()
+        ids, greedy = words(rows, parts), words(rows)
+        return cls(z.new_empty(rows, parts), ids, best, weight, z.new_empty(rows), greedy)
 
 
 def choose(
@@ -215,37 +282,116 @@ def choose(
     assert z.is_contiguous()
     rows, vocab = z.shape
     parts, cuts = parts_of(vocab), random and truncated
-    block = triton.next_power_of_2(parts)
-    value, peak = z.new_empty(rows, parts), z.new_empty(rows)
-    best, weight = z.new_empty(2, rows if cuts else 0, parts * GROUPS).unbind()
-    part_ids, greedy, ids, status = (
-        torch.empty(shape, dtype=torch.int32, device=z.device)
-        for shape in ((rows, parts), rows, rows, rows)
-    )
+    found = _Found.empty(z, parts, cuts=cuts)
     lists = CandidateLists.for_rows(rows, parts, truncated=cuts, device=z.device)
     _peak_kernel[rows, parts](
-        z, window, params.temperature, params.top_k, params.top_p,
-        value, part_ids, best, weight, lists.counts, vocab, parts, CUTS=cuts,
-    )  # fmt: skip
-    _collect_kernel[(rows,)](
-        value, part_ids, best, weight, peak, greedy, window,
-        params.temperature, params.max_gap, params.top_k, params.top_p,
-        lists.counts, lists.restricted, lists.whole, lists.limit,
-        lists.near, lists.listed, lists.chosen, lists.groups, lists.rest,
-        vocab, parts, candidates.WANTED,
-        DRAWS=random, CUTS=cuts, BLOCK=block, GROUPS=block * GROUPS, num_warps=8 if cuts else 4,
-    )  # fmt: skip
+        z,
+        window,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        found.value,
+        found.ids,
+        found.best,
+        found.weight,
+        lists.counts,
+        vocab,
+        parts,
+        CUTS=cuts,
+    )
+    _collect(window, params, found, lists, vocab, random=random, cuts=cuts)
     if cuts:
-        draw_restricted(z, peak, window, length, params, lists, value, part_ids)
+        draw_restricted(z, found.peak, window, length, params, lists, found.value, found.ids)
     if random:
-        _draw_kernel[(min(rows * parts, candidates.PROGRAMS),)](
-            z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
-            lists.counts, lists.whole, lists.limit, value, part_ids,
-            vocab, parts, id_bits_of(vocab),
-            num_warps=candidates.PART_WARPS, enable_fp_fusion=False,
-        )  # fmt: skip
+        _draw(z, window, length, params, found, lists)
+    ids, status = (torch.empty(rows, dtype=torch.int32, device=z.device) for _ in range(2))
     _finish_kernel[(rows,)](
-        peak, greedy, value, part_ids, window, params.temperature, ids, status, parts,
-        DRAWS=random, BLOCK=block,
-    )  # fmt: skip
+        found.peak,
+        found.greedy,
+        found.value,
+        found.ids,
+        window,
+        params.temperature,
+        ids,
+        status,
+        parts,
+        DRAWS=random,
+        BLOCK=triton.next_power_of_2(parts),
+    )
     return Chosen(ids, status)
+
+
+def _collect(
+    window: Tensor,
+    params: DrawParams,
+    found: _Found,
+    lists: CandidateLists,
+    vocab: int,
+    *,
+    random: bool,
+    cuts: bool,
+) -> None:
+    """Find the peaks of all rows, and how each is drawn from."""
+    rows, parts = found.value.shape
+    block = triton.next_power_of_2(parts)
+    _collect_kernel[(rows,)](
+        found.value,
+        found.ids,
+        found.best,
+        found.weight,
+        found.peak,
+        found.greedy,
+        window,
+        params.temperature,
+        params.max_gap,
+        params.top_k,
+        params.top_p,
+        lists.counts,
+        lists.restricted,
+        lists.whole,
+        lists.limit,
+        lists.near,
+        lists.listed,
+        lists.chosen,
+        lists.groups,
+        lists.rest,
+        vocab,
+        parts,
+        candidates.WANTED,
+        DRAWS=random,
+        CUTS=cuts,
+        BLOCK=block,
+        GROUPS=block * GROUPS,
+        num_warps=8 if cuts else 4,
+    )
+
+
+def _draw(
+    z: Tensor,
+    window: Tensor,
+    length: Tensor,
+    params: DrawParams,
+    found: _Found,
+    lists: CandidateLists,
+) -> None:
+    """Draw from the rows of z f32[N, V] that are not drawn from already."""
+    (rows, vocab), parts = z.shape, found.value.shape[1]
+    _draw_kernel[(min(rows * parts, candidates.PROGRAMS),)](
+        z,
+        found.peak,
+        window,
+        length,
+        params.temperature,
+        params.seed_low,
+        params.seed_high,
+        lists.counts,
+        lists.whole,
+        lists.limit,
+        found.value,
+        found.ids,
+        vocab,
+        parts,
+        id_bits_of(vocab),
+        num_warps=candidates.PART_WARPS,
+        enable_fp_fusion=False,
+    )

@@ -139,10 +139,25 @@ def _prepare_kernel(
     if known & (tl.program_id(2) == 0):
         pending = row_pending(pending_ptr, row, RECORDS)
         recorded = tl.where(tl.load(window_ptr + row) != 0, tl.minimum(count, RECORDS), 0)
-        # fmt: off
-        _prepare_records(keys_ptr, decays_ptr, pending_keys_ptr, pending_decays_ptr, k, decay,
-                         slot, pending, recorded, head, i, g, HK, HV, DK, RECORDS, BLOCK_T)
-        # fmt: on
+        _prepare_records(
+            keys_ptr,
+            decays_ptr,
+            pending_keys_ptr,
+            pending_decays_ptr,
+            k,
+            decay,
+            slot,
+            pending,
+            recorded,
+            head,
+            i,
+            g,
+            HK,
+            HV,
+            DK,
+            RECORDS,
+            BLOCK_T,
+        )
 
 
 def prepare(

@@ -141,8 +141,15 @@ def attend(
     out = torch.empty(tokens, heads, value_width, dtype=q.dtype, device=q.device)
     if tokens:
         _attend_latents_kernel[(tokens, triton.cdiv(heads, _HEADS))](
-            *(out, q, pages, *rows[:4], chosen, scale * LOG2_E.value),
-            *(len(rows.start), len(pages), rows.block_tables.shape[1]),
+            out,
+            q,
+            pages,
+            *rows[:4],
+            chosen,
+            scale * LOG2_E.value,
+            len(rows.start),
+            len(pages),
+            rows.block_tables.shape[1],
             H=heads,
             D=dim,
             V=value_width,

@@ -150,7 +150,15 @@ def choose(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k
     for first in range(0, tokens, _TOKENS):
         count = min(_TOKENS, tokens - first)
         _score_positions_kernel[(count, triton.cdiv(limit, _SCORED))](
-            *(scores, q, weights, pages, *rows[:4], first, num_rows, len(pages), width),
+            scores,
+            q,
+            weights,
+            pages,
+            *rows[:4],
+            first,
+            num_rows,
+            len(pages),
+            width,
             H=heads,
             D=dim,
             TOP_K=top_k,
@@ -163,7 +171,13 @@ def choose(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, top_k
             enable_fp_fusion=False,
         )
         _choose_positions_kernel[(count,)](
-            *(chosen, scores, rows.cu_rows, rows.start, first, num_rows, limit),
+            chosen,
+            scores,
+            rows.cu_rows,
+            rows.start,
+            first,
+            num_rows,
+            limit,
             TOP_K=top_k,
             BLOCK=_SOUGHT,
         )

@@ -154,8 +154,14 @@ def _launch(
     rows, columns = len(x), packed.out_features
     tile_counts = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     _plain_linear_kernel[*tile_counts, splits if tiles.apart else 1](
-        *(out, x, packed.data, bias),
-        *(rows, columns, packed.in_features, _per_split(packed)),
+        out,
+        x,
+        packed.data,
+        bias,
+        rows,
+        columns,
+        packed.in_features,
+        _per_split(packed),
         APART=tiles.apart,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,

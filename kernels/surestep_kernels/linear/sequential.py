@@ -110,8 +110,13 @@ def multiply_into(y: Tensor, x: Tensor, packed: PackedLinear, tile: Tile) -> Non
         return
     grid = triton.cdiv(len(x), tile.rows), triton.cdiv(packed.out_features, tile.columns)
     _sequential_linear_kernel[grid](
-        *(y, x, packed.data, packed.bias),
-        *(len(x), packed.out_features, packed.in_features),
+        y,
+        x,
+        packed.data,
+        packed.bias,
+        len(x),
+        packed.out_features,
+        packed.in_features,
         WEIGHT_FIRST=tile.weight_first,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,

@@ -334,8 +334,17 @@ def _launch(
     splits = triton.cdiv(groups, per_split)
     tile_counts = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     _linear_kernel[*tile_counts, splits if tiles.apart else 1](
-        *(out, x.codes, x.scales, packed.data, packed.scales, bias),
-        *(rows, columns, packed.in_features, groups, per_split),
+        out,
+        x.codes,
+        x.scales,
+        packed.data,
+        packed.scales,
+        bias,
+        rows,
+        columns,
+        packed.in_features,
+        groups,
+        per_split,
         SPLITS=splits > 1 and not tiles.apart,
         APART=tiles.apart,
         GROUP=packed.group_size,

@@ -66,7 +66,12 @@ def quantize_rows(x: Tensor, group_size: int) -> Factor:
     scales = x.new_empty(groups, rows, dtype=torch.float32)
     if rows:
         _quantize_rows_kernel[rows, triton.cdiv(groups, _GROUPS)](
-            *(codes, scales, x, rows, columns, groups),
+            codes,
+            scales,
+            x,
+            rows,
+            columns,
+            groups,
             GROUP=group_size,
             GROUPS=_GROUPS,
             BLOCK_K=padded,

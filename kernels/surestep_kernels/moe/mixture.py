@@ -96,8 +96,15 @@ def route_tokens(
     assert scores.dtype is torch.float32
     if tokens:
         _route_tokens_kernel[tokens, 1 + triton.cdiv(inner, _BLOCK)](
-            *(mixture.weights, mixture.experts, mixture.gate, mixture.shared),
-            *(scores.sums, scores.bias, None if shared is None else shared.sums, tokens, inner),
+            mixture.weights,
+            mixture.experts,
+            mixture.gate,
+            mixture.shared,
+            scores.sums,
+            scores.bias,
+            None if shared is None else shared.sums,
+            tokens,
+            inner,
             E=experts,
             K=router.top_k,
             BLOCK_E=triton.next_power_of_2(experts),
@@ -182,8 +189,19 @@ def mix_experts_add_rms_norm(
     made = run_experts(mixture.x, mixture.experts, packed, widths, fp8_rows=fp8_rows)
     _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTIALS)
     _mix_experts_kernel[(tokens,)](
-        *(out, residual, weight, eps, sums, gate, gate_stride),
-        *(made, mixture.weights, mixture.experts, tokens, width, packed.first),
+        out,
+        residual,
+        weight,
+        eps,
+        sums,
+        gate,
+        gate_stride,
+        made,
+        mixture.weights,
+        mixture.experts,
+        tokens,
+        width,
+        packed.first,
         E=len(packed.down),
         TOP_K=top_k,
         BLOCK_K=triton.next_power_of_2(top_k),

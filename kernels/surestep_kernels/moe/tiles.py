@@ -80,8 +80,15 @@ def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Exper
     tile_experts, firsts, counts = new.split([room, room, num_experts])
     tile_experts, firsts = tile_experts[:num_tiles], firsts[:num_tiles]
     _cut_tiles_kernel[(num_experts,)](
-        *(pairs, counts, tile_experts, firsts, experts),
-        *(num_pairs, tokens, num_tiles, first),
+        pairs,
+        counts,
+        tile_experts,
+        firsts,
+        experts,
+        num_pairs,
+        tokens,
+        num_tiles,
+        first,
         E=num_experts,
         BLOCK_E=max(_LEAST_BINS, triton.next_power_of_2(num_experts)),
         BLOCK_P=_BLOCK_P,

@@ -132,7 +132,11 @@ def moe(
     """Compute moe_reference; `widths` and `fp8_rows` are as in quantized_partials."""
     if packed.addresses is None:
         moe_reference(
-            *(total, x, weights, experts, packed),
+            total,
+            x,
+            weights,
+            experts,
+            packed,
             linear=partial(linear, widths=widths, fp8_rows=fp8_rows),
             silu_and_mul=silu_and_mul,
             clamped_swiglu=clamped_swiglu,
@@ -146,7 +150,12 @@ def moe(
         return
     made = run_experts(x, experts, packed, widths, fp8_rows=fp8_rows)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
-        *(total, made, weights, experts, packed.first, width),
+        total,
+        made,
+        weights,
+        experts,
+        packed.first,
+        width,
         E=len(packed.down),
         TOP_K=top_k,
         BLOCK_K=triton.next_power_of_2(top_k),

@@ -44,7 +44,9 @@ def ngram(
     texts = recent.tokens, recent.lengths, recent.line
     run(
         *pointers(ids, counts, tokens, *columns, *texts),
-        *(*sizes, recent.tokens.shape[1], recent.min_n),
+        *sizes,
+        recent.tokens.shape[1],
+        recent.min_n,
     )
     return NgramDrafts(ids.to(dtype), counts.to(dtype))
 

@@ -118,7 +118,16 @@ def ngram(
         return NgramDrafts(ids, counts)
     _match_kernel[rows, blocks](keys, tokens, slots, lengths, *table, max_n, min_n, BLOCK=_BLOCK)
     _propose_kernel[(rows,)](
-        *(ids, counts, keys, tokens, slots, lengths, max_drafts, *table, blocks, num_drafts),
+        ids,
+        counts,
+        keys,
+        tokens,
+        slots,
+        lengths,
+        max_drafts,
+        *table,
+        blocks,
+        num_drafts,
         BLOCKS=triton.next_power_of_2(blocks),
         DRAFTS=triton.next_power_of_2(num_drafts),
     )

@@ -64,7 +64,9 @@ class Call(NamedTuple):
 def call_fa2(module: Any, call: Call) -> Tensor:
     """Call `flash_attn_varlen_func`, which takes the rows' lengths from cu_seqlens_k."""
     out: Tensor = module.flash_attn_varlen_func(
-        *(call.q, call.cache.k, call.cache.v),
+        call.q,
+        call.cache.k,
+        call.cache.v,
         cu_seqlens_q=call.rows.cu_rows,
         cu_seqlens_k=functional.pad(call.lengths.cumsum(0, dtype=torch.int32), (1, 0)),
         max_seqlen_q=call.rows.max_tokens,
@@ -81,7 +83,9 @@ def call_fa2(module: Any, call: Call) -> Tensor:
 def call_fa3(module: Any, call: Call) -> Tensor:
     """Call `flash_attn_with_kvcache`, whose queries are ragged by cu_seqlens_q."""
     out: Tensor = module.flash_attn_with_kvcache(
-        *(call.q, call.cache.k, call.cache.v),
+        call.q,
+        call.cache.k,
+        call.cache.v,
         cache_seqlens=call.lengths,
         page_table=call.tables,
         cu_seqlens_q=call.rows.cu_rows,
@@ -98,7 +102,9 @@ def call_fa4(module: Any, call: Call) -> Tensor:
     """Call `flash_attn_varlen_func` of flash_attn.cute, which chooses the splits (num_splits 0)."""
     out: Tensor
     out, _ = module.flash_attn_varlen_func(
-        *(call.q, call.cache.k, call.cache.v),
+        call.q,
+        call.cache.k,
+        call.cache.v,
         cu_seqlens_q=call.rows.cu_rows,
         max_seqlen_q=call.rows.max_tokens,
         max_seqlen_k=call.max_length,
@@ -117,8 +123,13 @@ def call_fa4(module: Any, call: Call) -> Tensor:
 def call_torch(module: Any, call: Call) -> Tensor:
     """Call `varlen_attn` of torch.nn.attention.varlen; (-1, 0) is causal without a window."""
     out: Tensor = module.varlen_attn(
-        *(call.q, call.cache.k, call.cache.v, call.rows.cu_rows, None),
-        *(call.rows.max_tokens, call.max_length),
+        call.q,
+        call.cache.k,
+        call.cache.v,
+        call.rows.cu_rows,
+        None,
+        call.rows.max_tokens,
+        call.max_length,
         scale=call.scale,
         window_size=call.window_or((-1, 0)),
         enable_gqa=True,

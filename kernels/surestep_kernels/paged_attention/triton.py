@@ -203,15 +203,27 @@ def paged_attention(
     shape = _shape(q, cache, window, softcap, HAS_SINKS=sinks is not None, HAS_WIDER=has_wider)
     # The host does not know by how much windows are wider.
     batch = _batch(q, cache, rows, 0 if has_wider else window)
-    _, heads, head_dim = q.shape
     grid = grid_of(batch)
     (attending, merging), width = grid.programs_of(batch), rows.block_tables.shape[1]
-    sums = torch.empty(grid.lines, heads, head_dim, dtype=torch.float32, device=q.device)
-    stats = torch.empty(grid.lines, heads, 2, dtype=torch.float32, device=q.device)
+    sums, stats = _empty_sums(q, grid.lines)
     _attend_kernel[attending](
-        *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:4], wider),
-        *(scale * LOG2_E.value, len(rows.start), len(cache.k), width),
-        *(grid.shares, grid.lines, q.stride(0)),
+        out,
+        sums,
+        stats,
+        q,
+        cache.k,
+        cache.v,
+        cache.scales,
+        sinks,
+        *rows[:4],
+        wider,
+        scale * LOG2_E.value,
+        len(rows.start),
+        len(cache.k),
+        width,
+        grid.shares,
+        grid.lines,
+        q.stride(0),
         C=shape,
         HAS_LONG=grid.has_long,
         num_warps=_warps(shape, q.dtype),
@@ -219,14 +231,31 @@ def paged_attention(
         enable_fp_fusion=False,
     )
     _merge_kernel[merging](
-        *(out, sums, stats, cache.scales, sinks, rows.cu_rows, rows.start, wider),
-        *(len(rows.start), width, grid.lines, grid.merges // len(rows.start)),
+        out,
+        sums,
+        stats,
+        cache.scales,
+        sinks,
+        rows.cu_rows,
+        rows.start,
+        wider,
+        len(rows.start),
+        width,
+        grid.lines,
+        grid.merges // len(rows.start),
         C=shape,
         UNROLL=_UNROLL,
         num_warps=max(1, shape.BLOCK_D // 64),  # two elements of a thread
         enable_fp_fusion=False,
     )
     return out
+
+
+def _empty_sums(q: Tensor, lines: int) -> tuple[Tensor, Tensor]:
+    """Return the sums f32[lines, heads, D] of the splits, and their stats f32[lines, heads, 2]."""
+    _, heads, head_dim = q.shape
+    sums = torch.empty(lines, heads, head_dim, dtype=torch.float32, device=q.device)
+    return sums, sums.new_empty(lines, heads, 2)
 
 
 def _warps(shape: Shape, dtype: torch.dtype) -> int:

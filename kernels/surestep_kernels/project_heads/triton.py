@@ -162,20 +162,8 @@ def project_heads_of_partials(
     num_blocks, _, block_size, _ = cache.k.shape
     assert x.sums.shape[2] == all_heads * head_dim
     assert x.sums.is_contiguous()
-    assert turned % 2 == 0
-    assert turned <= head_dim
-    assert (norms[0] is None) == (norms[1] is None)
-    assert all(n is None or (n.dtype is torch.float32 and n.is_contiguous()) for n in norms)
-    assert projection.cos_sin.dtype is torch.float32
-    assert projection.cos_sin.is_contiguous()
-    assert positions.dtype is kv_slots.dtype is torch.int64
-    assert positions.is_contiguous()
-    assert cache.v.shape == cache.k.shape == (num_blocks, kv_heads, block_size, head_dim)
-    assert cache.v.stride() == cache.k.stride()
-    assert cache.k.stride(3) == kv_slots.stride(0) == 1
-    assert cache.k.dtype is cache.v.dtype
+    _check(projection, positions, cache, kv_slots)
     is_fp8, whole = cache.k.dtype is FP8, x.is_final
-    assert is_fp8 or cache.scales is None
     out = x.sums[0] if whole else x.sums.new_empty(tokens, all_heads * head_dim, dtype=x.dtype)
     made = out.view(tokens, all_heads, head_dim)
     result = made[:, :heads], made[:, heads : heads + others]
@@ -184,10 +172,20 @@ def project_heads_of_partials(
     block_d = triton.next_power_of_2(head_dim)
     block_h = max(1, _ELEMENTS // block_d)
     _project_heads_kernel[tokens, triton.cdiv(all_heads, block_h)](
-        *(out, out if whole else x.sums, x.bias, *norms, projection.eps),
-        *(positions, projection.cos_sin),
+        out,
+        out if whole else x.sums,
+        x.bias,
+        *norms,
+        projection.eps,
+        positions,
+        projection.cos_sin,
         *((cache.k.view(torch.uint8), cache.v.view(torch.uint8)) if is_fp8 else cache.pages),
-        *(cache.scales, kv_slots, tokens, num_positions, turned // 2, num_blocks * block_size),
+        cache.scales,
+        kv_slots,
+        tokens,
+        num_positions,
+        turned // 2,
+        num_blocks * block_size,
         *cache.k.stride()[:3],
         HEADS=heads,
         OTHERS=others,
@@ -205,3 +203,24 @@ def project_heads_of_partials(
         enable_fp_fusion=False,
     )
     return result
+
+
+def _check(
+    projection: HeadProjection, positions: Tensor, cache: LayerCache, kv_slots: Tensor
+) -> None:
+    head_dim, norms = projection.head_dim, (projection.q_norm, projection.k_norm)
+    num_blocks, _, block_size, _ = cache.k.shape
+    turned = projection.cos_sin.shape[1]
+    assert turned % 2 == 0
+    assert turned <= head_dim
+    assert (norms[0] is None) == (norms[1] is None)
+    assert all(n is None or (n.dtype is torch.float32 and n.is_contiguous()) for n in norms)
+    assert projection.cos_sin.dtype is torch.float32
+    assert projection.cos_sin.is_contiguous()
+    assert positions.dtype is kv_slots.dtype is torch.int64
+    assert positions.is_contiguous()
+    assert cache.v.shape == cache.k.shape == (num_blocks, projection.sizes[2], block_size, head_dim)
+    assert cache.v.stride() == cache.k.stride()
+    assert cache.k.stride(3) == kv_slots.stride(0) == 1
+    assert cache.k.dtype is cache.v.dtype
+    assert cache.k.dtype is FP8 or cache.scales is None

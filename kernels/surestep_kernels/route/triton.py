@@ -155,7 +155,11 @@ def route_sigmoid(logits: Tensor, how: SigmoidChoice) -> tuple[Tensor, Tensor]:
     size = num_experts // how.groups
     if tokens:
         _route_sigmoid_kernel[(tokens,)](
-            *(weights, experts, logits, how.bias, how.scale),
+            weights,
+            experts,
+            logits,
+            how.bias,
+            how.scale,
             GROUPS=how.groups,
             SIZE=size,
             KEPT=how.kept_groups,

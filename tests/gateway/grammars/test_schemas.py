@@ -29,9 +29,8 @@ CORPUS = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_t
 SCHEMAS: dict[str, dict[str, Any]] = {
     f"{one['source']}: {one['name']}": one["schema"] for one in CORPUS["schemas"]
 }
-PLAIN = [f"1: {name}" for name in (
-    "Capital", "Person", "Customer", "MathReasoning", "Sentiment", "Paint", "Pet", "Described",
-)]  # fmt: skip
+_PLAIN = "Capital Person Customer MathReasoning Sentiment Paint Pet Described"
+PLAIN = [f"1: {name}" for name in _PLAIN.split()]
 STRICT = StructuredOutputsConfig(lenient=False).style()
 LETTER = JsonStyle(additional_properties=True)
 

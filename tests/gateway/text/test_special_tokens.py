@@ -20,8 +20,9 @@ TEMPLATE = (
     "<s>{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.name }}<|im_end|>\n"
     "{% endfor %}<|im_start|>assistant\n"
 )
-PIECES = [*SPECIAL, *PLAIN, "<s", ">", "</", "s>", "<|im_", "end|>", "<", "|", " ", "  ", "\n", "the ",
-          "dog", "im_end", "é", "0", "b"]  # fmt: skip
+_PARTS = ("<s", ">", "</", "s>", "<|im_", "end|>", "<", "|")
+_WORDS = (" ", "  ", "\n", "the ", "dog", "im_end", "é", "0", "b")
+PIECES = [*SPECIAL, *PLAIN, *_PARTS, *_WORDS]
 SAFE = [piece for piece in PIECES if piece not in SPECIAL]
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 

@@ -36,8 +36,9 @@ BOUNDED: dict[str, Callable[[], RustTokenizer]] = {
     "composing": composing,
     "swallowing": swallowing,
 }
-PIECES = [*SPECIAL, *PLAIN, LONG, "<|end|>", " ", "     ", "\n\n", "the ", "e\u0301", "\u1100\u1161\u11a8",
-          "\u03b1\u0313\u0300\u0345", "你好", "🙂", "x"]  # fmt: skip
+_COMPOSED = ("e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "你好", "🙂")
+_SPACES = (" ", "     ", "\n\n")
+PIECES = [*SPECIAL, *PLAIN, *_SPACES, *_COMPOSED, LONG, "<|end|>", "the ", "x"]
 
 
 @cache

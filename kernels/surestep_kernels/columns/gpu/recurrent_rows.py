@@ -7,8 +7,14 @@ import triton.language as tl
 
 # Columns of a batch may begin anywhere in a buffer: do not specialise on their alignment.
 COLUMNS = [
-    *("slots_ptr", "cu_rows_ptr", "start_ptr", "pending_ptr", "window_ptr"),
-    *("snapshot_after_ptr", "snapshot_line_ptr", "chunked_ptr"),
+    "slots_ptr",
+    "cu_rows_ptr",
+    "start_ptr",
+    "pending_ptr",
+    "window_ptr",
+    "snapshot_after_ptr",
+    "snapshot_line_ptr",
+    "chunked_ptr",
 ]
 
 

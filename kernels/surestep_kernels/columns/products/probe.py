@@ -55,8 +55,12 @@ NUMBERS: dict[str, Numbers] = {
     "denormal": lambda z: z * 2.0**-128,
 }
 _PAIRS = (  # of weights and inputs
-    *((name, name) for name in ("ordinary", "of all sizes", "tiny")),
-    *(("of all sizes", "ordinary"), ("denormal", "ordinary"), ("ordinary", "denormal")),
+    ("ordinary", "ordinary"),
+    ("of all sizes", "of all sizes"),
+    ("tiny", "tiny"),
+    ("of all sizes", "ordinary"),
+    ("denormal", "ordinary"),
+    ("ordinary", "denormal"),
 )
 
 
