@@ -20,7 +20,7 @@ _IN_ROOMS = [
     "surestep_scheduler",
     "surestep_worker",
 ]
-_MOST_RECORDS = 25
+_MOST_RECORDS = 21
 _MAX_FILES = 15  # modules in a folder, its door not counted
 _TESTS_OF_MORE = {  # than one package
     *("abuse", "clients", "data", "deploy", "e2e", "promises", "repo", "support", "tools"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.step_columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.step.batch import Extras, Geometry, ScoredPositions, StepColumns
+from surestep_worker.step.batch import Extras, Geometry, StepColumns
 from surestep_worker.step.buckets import (
     StepSize,
     find_bucket,
@@ -185,10 +185,9 @@ def test_what_comes_with_a_step_travels_with_it_if_there_is_room(count: int) -> 
     input_buffer = InputBuffer([empty], CPU)
     layout: Any = Layout(empty, input_buffer.words)
     columns: Any = Inner(np.arange(3, dtype=np.int32))
-    scored = ScoredPositions(np.full(count, 7, np.int32), np.zeros(0, np.int32))
-    uploaded = input_buffer.send(layout, columns, Extras(scored=scored)).scored
-    assert uploaded is not None
-    sent = uploaded.at
+    scored = np.full(count, 7, np.int32)
+    sent = input_buffer.send(layout, columns, Extras(scored=scored)).scored
+    assert sent is not None
     assert sent.tolist() == [7] * count
     assert layout.columns.column.tolist() == [0, 1, 2, 0, 0, 0]
     inside = sent.untyped_storage().data_ptr() == input_buffer.words.untyped_storage().data_ptr()

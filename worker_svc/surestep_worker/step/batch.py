@@ -240,19 +240,13 @@ class StepColumns(NamedTuple, Generic[Column]):
         )
 
 
-class ScoredPositions(NamedTuple, Generic[Column]):
-    """Positions whose tokens are scored: M positions of windows, then P positions of prompts."""
-
-    at: Column  # i32[M + P] indices into the step's positions
-    prompt_ids: Column  # i32[P] tokens that the prompt has there
-
-
 class Extras(NamedTuple, Generic[Column]):
     """Inputs that only some steps send."""
 
     differences: Runs[Column] | None = None  # of the slots, to be applied first
     shaping: Shaping[Column] = Shaping()
-    scored: ScoredPositions[Column] | None = None
+    scored: Column | None = None  # i32[M + P] positions whose tokens are scored: of windows, then P
+    prompt_ids: Column | None = None  # i32[P] tokens that prompts have at the last of them
     pooled: Pooled[Column] | None = None
     adapters: Column | None = None  # i32[T] place of each token's adapter, -1 = none
 
@@ -262,8 +256,4 @@ class Extras(NamedTuple, Generic[Column]):
         return self[1:] == Extras()[1:]
 
 
-class LaunchInputs(NamedTuple, Generic[Column]):
-    """Inputs that a step sends at once when it is launched kernel by kernel."""
-
-    columns: StepColumns[Column]
-    extras: Extras[Column]
+Inputs = tuple[StepColumns[Column], Extras[Column]]  # of a step

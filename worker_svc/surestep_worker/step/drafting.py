@@ -39,14 +39,6 @@ Find = Callable[[Tensor, Tensor], Drafts]  # given slots i32[R] and room i32[R]
 logger = logging.getLogger(__name__)
 
 
-class DraftLimits(NamedTuple):
-    """Bounds of what a drafter may propose."""
-
-    vocab_size: int
-    max_proposed: int  # drafts of a window that the drafter proposes
-    most_drafts: int  # of a window, those that its grammar forces included
-
-
 class Drafted(NamedTuple):
     """Drafts of all rows of a step."""
 
@@ -77,15 +69,22 @@ class Drafting:
     def __init__(
         self,
         drafter: Drafter | DeviceDrafter | None,
-        limits: DraftLimits,
         ops: StepOps,
         state: SlotState,
         tp: TensorParallel,
         *,
+        vocab_size: int,
+        max_proposed: int,
+        most_drafts: int,
         reads_freely: bool,
     ) -> None:
-        """Check drafts where they can be read freely; elsewhere they stay on the device."""
-        self._limits, self._state, self._tp = limits, state, tp
+        """Check drafts where they can be read freely; elsewhere they stay on the device.
+
+        Of a window the drafter proposes `max_proposed` drafts at most; `most_drafts` includes those
+        that its grammar forces.
+        """
+        self._state, self._tp = state, tp
+        self._vocab_size, self._most_drafts = vocab_size, most_drafts
         self._stateful = drafter if isinstance(drafter, DeviceDrafter) else None
         self._find: Find | None = None  # what repeats itself; None: that is not looked up apart
         self.head: DraftSteps | None = None
@@ -93,13 +92,13 @@ class Drafting:
         if isinstance(drafter, DeviceDrafter):
             self.head = drafter.on_device(ops, state)
             self._find = self.head.look_up
-            self._propose = _HeadDrafts(self.head, limits, checks=reads_freely)
+            self._propose = _HeadDrafts(self.head, vocab_size, checks=reads_freely)
         elif isinstance(drafter, NgramDrafter) and reads_freely:
             self._find = partial(drafter.look_up, state)
         elif drafter is not None and reads_freely:
-            self._propose = Proposals(drafter, limits, state, tp)
+            self._propose = Proposals(drafter, state, tp, vocab_size, max_proposed)
         elif drafter is not None:
-            self._propose = UnreadProposals(drafter, limits, state)
+            self._propose = UnreadProposals(drafter, state, vocab_size, most_drafts)
         self.faults = 0  # of this epoch
 
     @property
@@ -137,14 +136,14 @@ class Drafting:
     def _look_up(self, slot: Tensor, room: Tensor) -> Drafted:
         assert self._find is not None
         drafts = self._find(slot, room)
-        check_drafts(drafts, room, self._limits.vocab_size)
+        check_drafts(drafts, room, self._vocab_size)
         zeros = torch.zeros_like(drafts.counts)
         return self._filled(drafts, zeros, zeros.new_zeros(1))
 
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
         """Return no drafts for any row."""
         words = partial(torch.zeros, dtype=torch.int32, device=self._state.tokens.device)
-        drafts = DraftIds(words(num_rows, self._limits.most_drafts), words(num_rows))
+        drafts = DraftIds(words(num_rows, self._most_drafts), words(num_rows))
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1), drafts.counts)
 
     def _draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
@@ -158,7 +157,7 @@ class Drafting:
         """Return drafts with room for forced ones, and zeros for what is not told."""
         zeros = torch.zeros_like(drafts.counts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
-        missing = self._limits.most_drafts - drafts.ids.shape[1]  # room for forced drafts
+        missing = self._most_drafts - drafts.ids.shape[1]  # room for forced drafts
         ids = functional.pad(drafts.ids, (0, missing)) if missing else drafts.ids
         proposed = DraftIds(ids, drafts.counts)
         looked_up = zeros if drafts.looked_up is None else drafts.looked_up
@@ -189,32 +188,35 @@ class Drafting:
 class _HeadDrafts:
     """Drafts of a draft head on the device."""
 
-    def __init__(self, head: DraftSteps, limits: DraftLimits, *, checks: bool) -> None:
-        self._head, self._limits, self._checks = head, limits, checks
+    def __init__(self, head: DraftSteps, vocab_size: int, *, checks: bool) -> None:
+        self._head, self._vocab_size, self._checks = head, vocab_size, checks
 
     def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
         assert inputs.head is not None
         drafts = self._head.draft(inputs, inputs.head, shape, error)
         if self._checks:
             most = torch.maximum(inputs.max_drafts, inputs.max_looked_up)
-            check_drafts(drafts, most, self._limits.vocab_size)
+            check_drafts(drafts, most, self._vocab_size)
         return drafts
 
 
 class UnreadProposals:
     """Drafts of a drafter without state that stay on the device."""
 
-    def __init__(self, drafter: Drafter, limits: DraftLimits, state: SlotState) -> None:
-        self._drafter, self._limits, self._state = drafter, limits, state
+    def __init__(
+        self, drafter: Drafter, state: SlotState, vocab_size: int, most_drafts: int
+    ) -> None:
+        self._drafter, self._state = drafter, state
+        self._vocab_size, self._most_drafts = vocab_size, most_drafts
 
     def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
         """Return drafts cut to max_drafts [R] valid ids."""
         if not shape.num_drafts:
             zeros = torch.zeros_like(inputs.max_drafts)
-            return Drafts(zeros.new_zeros(len(zeros), self._limits.most_drafts), zeros)
+            return Drafts(zeros.new_zeros(len(zeros), self._most_drafts), zeros)
         state, line, caps = self._state, inputs.slot.long(), inputs.max_drafts.long()
         ids, counts, *_ = self._drafter.propose(state.tokens, line, state.known[line].long(), caps)
-        real = (ids >= 0) & (ids < self._limits.vocab_size)  # they end at the first invalid id
+        real = (ids >= 0) & (ids < self._vocab_size)  # they end at the first invalid id
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
         return Drafts(torch.where(real, ids, 0).int(), counts.int())
 
@@ -231,9 +233,15 @@ class Proposals:
     """Checks what rank 0 proposes, and broadcasts it: all ranks verify the same drafts."""
 
     def __init__(
-        self, drafter: Drafter, limits: DraftLimits, state: SlotState, tp: TensorParallel
+        self,
+        drafter: Drafter,
+        state: SlotState,
+        tp: TensorParallel,
+        vocab_size: int,
+        max_proposed: int,
     ) -> None:
-        self._drafter, self._limits, self._state, self._tp = drafter, limits, state, tp
+        self._drafter, self._state, self._tp = drafter, state, tp
+        self._vocab_size, self._max_proposed = vocab_size, max_proposed
 
     def __call__(self, inputs: DraftInputs, shape: DraftShape, error: Tensor) -> Drafts:
         """Return at most max_drafts drafts for each row [R].
@@ -241,7 +249,7 @@ class Proposals:
         Raises, on all ranks, when the drafter of rank 0 raises or its proposals are invalid.
         """
         slot, max_drafts = inputs.slot.long(), inputs.max_drafts.long()
-        packed = torch.zeros(len(slot), self._limits.max_proposed + 2, dtype=torch.int64)
+        packed = torch.zeros(len(slot), self._max_proposed + 2, dtype=torch.int64)
         failure = None if self._tp.rank else self._fill(slot, max_drafts, packed)
         packed = self._tp.broadcast(packed)
         if (packed[:, -1] == _Mark.FAILED).any():
@@ -266,7 +274,7 @@ class Proposals:
     def _checked(self, slot: Tensor, max_drafts: Tensor) -> Drafts:
         tokens, known = self._state.tokens, self._state.known[slot].long()
         proposed = self._drafter.propose(tokens, slot, known, max_drafts)
-        check_drafts(proposed, max_drafts, self._limits.vocab_size)
+        check_drafts(proposed, max_drafts, self._vocab_size)
         return proposed
 
 

@@ -174,14 +174,18 @@ class SamplingPass:
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
         )
-        scores = (
-            ()
-            if extras.scored is None
-            else score_positions(raw, chosen.ids, extras.scored, shape.max_num_logprobs)
-        )
+        scores = self._score(raw, chosen.ids, extras, shape.max_num_logprobs)
         bits = self._bits(outputs)
         pooled = vectors, label_logits
         return Packed.of([report, outputs.error, bits, outputs.non_finite, *pooled, *scores])
+
+    def _score(
+        self, logits: Tensor, chosen: Tensor, extras: Extras, width: int
+    ) -> tuple[Tensor, ...]:
+        """Return the scores of the positions that are scored; nothing if none is."""
+        if extras.scored is None or extras.prompt_ids is None:
+            return ()
+        return score_positions(logits, chosen, extras.scored, extras.prompt_ids, width)
 
     def _bits(self, outputs: PassOutputs) -> Tensor:
         """Return the number i64[1] by which ranks compare what they computed."""

@@ -20,7 +20,7 @@ from surestep_common.errors import InternalError
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
-from .batch import StepColumns
+from .batch import Extras, Inputs, StepColumns
 from .buckets import StepSize, find_bucket, in_order
 from .forward import PassOutputs
 from .transfer import InputBuffer, Layout, keep_pinned
@@ -38,14 +38,8 @@ class GraphKind(NamedTuple):
     whole: bool  # serves steps that only choose tokens, from the logits as they are
 
 
-class CapturedStep(NamedTuple):
-    """A step that can be replayed. On the CPU it is run again, from the same addresses."""
-
-    layout: Layout
-    replay: Callable[[], PassOutputs]
-
-
 Run = Callable[[StepColumns, GraphKind], PassOutputs]
+Replay = Callable[[], PassOutputs]
 
 
 class Graphs:
@@ -61,10 +55,10 @@ class Graphs:
         """Prepare to capture; `run` queues a kind of step that reads the given columns."""
         self._run, self._device = run, device
         paddings = {bucket: padding(bucket) for bucket in buckets}
-        self.input_buffer = InputBuffer(paddings.values(), device)
-        self._layouts = {b: Layout(tree, self.input_buffer.words) for b, tree in paddings.items()}
+        self._input_buffer = InputBuffer(paddings.values(), device)
+        self._layouts = {b: Layout(tree, self._input_buffer.words) for b, tree in paddings.items()}
         self._ordered = in_order(buckets)
-        self._captured: dict[GraphKind, CapturedStep] = {}
+        self._captured: dict[GraphKind, Replay] = {}
         self._failed = set[GraphKind]()
         self._missed = Counter[GraphKind]()  # steps that would have used what is not captured
         self._rest_until = 0.0
@@ -92,19 +86,28 @@ class Graphs:
         """
         return self._shared_bytes + self._own_bytes * len(self.kinds())
 
-    def find(self, size: StepSize | None, *, whole: bool) -> CapturedStep | None:
+    def find(self, size: StepSize | None, *, whole: bool) -> GraphKind | None:
         """Return what to replay for a step, None if it has to be launched kernel by kernel."""
         bucket = find_bucket(size, self._ordered) if size is not None else None
-        captured = None
+        found = None
         if bucket is not None:
-            kind = GraphKind(bucket, whole)
+            kind, part = GraphKind(bucket, whole), GraphKind(bucket, whole=False)
             if kind not in self._captured and kind not in self._failed:
                 self._missed[kind] += 1
-            captured = self._captured.get(kind) or self._captured.get(
-                GraphKind(bucket, whole=False)
-            )
-        self.num_missed += captured is None
-        return captured
+            found = next((one for one in (kind, part) if one in self._captured), None)
+        self.num_missed += found is None
+        return found
+
+    def send(
+        self, kind: GraphKind, columns: StepColumns[HostColumn], extras: Extras[HostColumn]
+    ) -> Inputs[Tensor]:
+        """Upload the inputs of a step that this kind is replayed for."""
+        layout = self._layouts[kind.bucket]
+        return layout.columns, self._input_buffer.send(layout, columns, extras)
+
+    def replay(self, kind: GraphKind) -> PassOutputs:
+        """Queue a captured kind. On the CPU it is run again, from the same addresses."""
+        return self._captured[kind]()
 
     def warm_up(self, progress: Callable[[], None]) -> None:
         """Run every kind on padding, so that its kernels are compiled and loaded before capture."""
@@ -112,7 +115,7 @@ class Graphs:
             layout.clear()
             self._run(layout.columns, GraphKind(bucket, whole=True))
             progress()
-        keep_pinned(len(self.input_buffer.words), self._device)
+        keep_pinned(len(self._input_buffer.words), self._device)
 
     def capture_next(self) -> None:
         """Capture the kind that most steps have missed, else the largest that is left, if any.
@@ -137,8 +140,7 @@ class Graphs:
         del self._missed[kind]
         layout = self._layouts[kind.bucket]
         try:
-            replay = self._capture(lambda: self._run(layout.columns, kind))
-            self._captured[kind] = CapturedStep(layout, replay)
+            self._captured[kind] = self._capture(lambda: self._run(layout.columns, kind))
         except Exception:
             self._failed.add(kind)
             logger.exception("steps of %s are not captured", kind)
@@ -170,7 +172,7 @@ class Graphs:
         left = (kind for kind in self.kinds() if kind not in done and (kind.whole or parts))
         return next(left, None)
 
-    def _capture(self, run: Callable[[], PassOutputs]) -> Callable[[], PassOutputs]:
+    def _capture(self, run: Callable[[], PassOutputs]) -> Replay:
         if self._stream is None:
             return _into_place(run)
         # Not torch.cuda.graph(), which releases all free memory, the host's too, and collects
@@ -216,7 +218,7 @@ class Graphs:
         return free, torch.cuda.memory_reserved(self._device)
 
 
-def _into_place(run: Callable[[], PassOutputs]) -> Callable[[], PassOutputs]:
+def _into_place(run: Callable[[], PassOutputs]) -> Replay:
     """Stand in for a replay on the CPU: every run leaves its outputs where the first one did."""
     first = list[PassOutputs]()
 

@@ -14,7 +14,7 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
-from .batch import Geometry, ScoredPositions
+from .batch import Geometry
 from .sampling import LogprobParams
 
 # Logits processed at a time: what fits a CPU's cache; on a GPU what keeps it busy, with 25 bytes or
@@ -81,7 +81,8 @@ def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
 class LogprobPlan(NamedTuple):
     """Positions of a step whose log-probabilities are reported, with how many alternatives."""
 
-    positions: ScoredPositions[Int32Array]
+    scored: Int32Array  # [M + P] positions: see Extras, as the next
+    prompt_ids: Int32Array  # [P]
     window: Int32Array  # [M] of each position
     offset: Int32Array  # [M] its index within the window
     num_top: IntArray  # [M + P]
@@ -96,14 +97,14 @@ class LogprobPlan(NamedTuple):
             return None
         window = geometry.position_window[index]
         of_prompt = num_positions + np.arange(len(prompt.row))
-        at = np.concatenate((index, of_prompt)).astype(np.int32)
+        scored = np.concatenate((index, of_prompt)).astype(np.int32)
         ids = prompt.token_id.astype(np.int32)
         offset = geometry.rows.position_offset[index]
         num_top = (
             params.num_top[slot[window]],
             params.num_top_prompt[prompt.slot],
         )
-        return cls(ScoredPositions(at, ids), window, offset, np.concatenate(num_top))
+        return cls(scored, ids, window, offset, np.concatenate(num_top))
 
     @property
     def max_num_top(self) -> int:
@@ -137,12 +138,14 @@ class LogprobPlan(NamedTuple):
 
 
 def score_positions(
-    logits: Tensor, chosen: Tensor, positions: ScoredPositions, width: int
+    logits: Tensor, chosen: Tensor, scored: Tensor, prompt_ids: Tensor, width: int
 ) -> Score:
-    """Score chosen tokens [N] and tokens of prompts [P] under logits [N + P, V], on the device."""
-    num_chosen = len(positions.at) - len(positions.prompt_ids)
-    index = positions.at.long()
-    ids = torch.cat((chosen[index[:num_chosen]], positions.prompt_ids)).long()
+    """Score chosen tokens [N] and tokens of prompts [P] under logits [N + P, V], on the device.
+
+    `scored` and `prompt_ids`: see Extras.
+    """
+    index = scored.long()
+    ids = torch.cat((chosen[index[: len(index) - len(prompt_ids)]], prompt_ids)).long()
     return score(logits[index], ids, min(width, logits.shape[1]))
 
 

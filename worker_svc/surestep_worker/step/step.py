@@ -14,6 +14,7 @@ from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
+from torch import Tensor
 
 from surestep_worker.adapters.kernels import AdaptedRows
 from surestep_worker.adapters.pool import AdapterPool
@@ -26,9 +27,9 @@ from surestep_worker.grammar.table import GrammarTable
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.models import Model
 
-from .batch import Extras, Geometry, LaunchInputs, StepColumns
+from .batch import Extras, Geometry, Inputs, StepColumns
 from .buckets import EVERYTHING, StepSize, make_buckets, padding, step_size, warm_up_steps
-from .drafting import Drafting, DraftLimits
+from .drafting import Drafting
 from .forward import ForwardPass, PassOutputs, SamplingPass, Shape
 from .graphs import GraphKind, Graphs
 from .heartbeat import Heartbeat, Phases
@@ -80,9 +81,15 @@ class StepLauncher:
         self._memory = SlotMemory(context.slots, context.device)
         state, tp, model, drafter = self._memory.state, context.tp, context.model, context.drafter
         self._sampling, self._phases = context.sampling, Phases(context.heartbeat)
-        limits = DraftLimits(model.config.vocab_size, context.max_draft_tokens, context.most_drafts)
         self._drafting = Drafting(
-            drafter, limits, ops, state, tp, reads_freely=context.reads_freely
+            drafter,
+            ops,
+            state,
+            tp,
+            vocab_size=model.config.vocab_size,
+            max_proposed=context.max_draft_tokens,
+            most_drafts=context.most_drafts,
+            reads_freely=context.reads_freely,
         )
         self._guidance = Guidance(context.grammars, context.slots, state, tp)
         adapted = context.adapters.rows if context.adapters is not None else AdaptedRows()
@@ -133,8 +140,9 @@ class StepLauncher:
         guided = self._order.guided(begun, outputs.drafts)
         packed = outputs.packed
         if packed is None:
-            extras = guided.onto(sent.extras, geometry, self.context.device)
-            packed = self._sample(sent.columns, outputs, extras, shape)
+            columns, extras = sent
+            extras = guided.onto(extras, geometry, self.context.device)
+            packed = self._sample(columns, outputs, extras, shape)
         return LaunchedStep(
             rows,
             requested,
@@ -161,7 +169,7 @@ class StepLauncher:
 
     def _inputs(
         self, begun: Begun, geometry: Geometry, logprobs: LogprobPlan | None
-    ) -> LaunchInputs[HostColumn]:
+    ) -> Inputs[HostColumn]:
         """Return what is sent to the device."""
         sampling, rows = self._sampling, begun.rows
         head = None
@@ -172,37 +180,38 @@ class StepLauncher:
         extras: Extras[HostColumn] = Extras(
             differences=begun.differences,
             shaping=sampling.shaping(geometry.window_slot, geometry.position_window),
-            scored=logprobs.positions if logprobs is not None else None,
+            scored=logprobs.scored if logprobs is not None else None,
+            prompt_ids=logprobs.prompt_ids if logprobs is not None else None,
             pooled=geometry.pooled if len(geometry.pooled.token) else None,
             adapters=geometry.adapters,
         )
-        return LaunchInputs(columns, extras)
+        return columns, extras
 
     def _queue(
-        self, inputs: LaunchInputs[HostColumn], shape: Shape, begun: Begun
-    ) -> tuple[LaunchInputs, PassOutputs]:
+        self, inputs: Inputs[HostColumn], shape: Shape, begun: Begun
+    ) -> tuple[Inputs[Tensor], PassOutputs]:
         """Queue a pass kernel by kernel."""
-        sent = upload(inputs, self.context.device)
-        self._write(sent.extras)
-        return sent, self._pass(sent.columns, shape, begun.drafted, sent.extras.adapters)
+        columns, extras = sent = upload(inputs, self.context.device)
+        self._write(extras)
+        return sent, self._pass(columns, shape, begun.drafted, extras.adapters)
 
     def _replay(
-        self, inputs: LaunchInputs[HostColumn], geometry: Geometry, rows: Rows
-    ) -> tuple[LaunchInputs, PassOutputs] | None:
+        self, inputs: Inputs[HostColumn], geometry: Geometry, rows: Rows
+    ) -> tuple[Inputs[Tensor], PassOutputs] | None:
         """Replay a captured step, or the part of it that is captured; None if none fits."""
         columns, extras = inputs
         if self._graphs is None or extras.adapters is not None:  # which none is captured with
             return None
         whole = extras.plain and not self._guidance.concerns(rows)
-        captured = self._graphs.find(step_size(columns, geometry), whole=whole)
-        if captured is None:
+        kind = self._graphs.find(step_size(columns, geometry), whole=whole)
+        if kind is None:
             return None
-        uploaded = self._graphs.input_buffer.send(captured.layout, columns, extras)
-        self._write(uploaded)
+        sent = self._graphs.send(kind, columns, extras)
+        self._write(sent[1])
         self._phases.enter(pb.FORWARD)
-        outputs = captured.replay()
+        outputs = self._graphs.replay(kind)
         self._phases.enter(pb.SAMPLING)
-        return LaunchInputs(captured.layout.columns, uploaded), outputs
+        return sent, outputs
 
     def _write(self, extras: Extras) -> None:
         """Apply the differences of a plan to the slots on the device."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs
 
-from .batch import Extras, LaunchInputs, StepColumns
+from .batch import Extras, Inputs, StepColumns
 
-Tree = tuple[Any, ...]  # a named tuple of columns and of such tuples
+Tree = tuple[Any, ...]  # a named tuple of columns and of such tuples, or a pair of these
 
 _ALIGN = 4  # words
 _TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
@@ -25,7 +25,7 @@ _ROOM = 1 << 14  # words of an input buffer behind the largest layout, for most 
 
 
 @overload
-def upload(tree: LaunchInputs[HostColumn], device: torch.device) -> LaunchInputs: ...
+def upload(tree: Inputs[HostColumn], device: torch.device) -> Inputs[Tensor]: ...
 @overload
 def upload(tree: StepColumns[HostColumn], device: torch.device) -> StepColumns: ...
 @overload
@@ -35,9 +35,9 @@ def upload(tree: DraftInputs[HostColumn], device: torch.device) -> DraftInputs: 
 @overload
 def upload(tree: Tree, device: torch.device) -> Any: ...
 def upload(tree: Tree, device: torch.device) -> Any:
-    """Return the same named tuples, with tensors on the device instead of arrays.
+    """Return the same tuples, with tensors on the device instead of arrays.
 
-    Arrays have 32-bit elements; fields that hold neither arrays nor named tuples are kept. The copy
+    Arrays have 32-bit elements; fields that hold neither arrays nor tuples are kept. The copy
     is asynchronous: its source is pinned and belongs to torch's allocator, which does not hand it
     out again before an event recorded after the copy. Every tensor begins at a multiple of 16
     bytes, whatever the sizes, because kernels are compiled for how their pointers are aligned.
@@ -182,7 +182,8 @@ def _replaced(tree: Tree, tensors: Iterator[Tensor]) -> Any:
             return next(tensors)
         return _replaced(part, tensors) if isinstance(part, tuple) else part
 
-    return type(tree)(*map(made, tree))
+    parts = map(made, tree)
+    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
 
 
 class Packed(NamedTuple):
