@@ -14,7 +14,7 @@ from repo.source import PACKAGES, ROOT, code, sources
 _LIST = Path(__file__).with_name("line_budget.txt")
 _ROOM = 0.02  # of a package's lines, that a new budget leaves
 _IDLE = 0.05  # that no budget may leave
-_TESTS = 0.955  # of the product's lines that tests may have: only ever lowered; the aim is 0.9
+_TESTS = 0.952  # of the product's lines that tests may have: only ever lowered; the aim is 0.9
 
 
 def _budgets() -> dict[str, int]:
