@@ -91,9 +91,8 @@ def test_memory_is_given_back(sleeper: Stack, whole: list[int], level: int) -> N
     (told,) = order(sleeper, f"/sleep?level={level}")["schedulers"]
     try:
         assert not psutil.pid_exists(supervisor["rank_pid"])
-        assert (
-            before - private_bytes(sleeper) > 0.9 * rank.uss > 20e6
-        )  # shares its template's pages
+        # It shares the pages of its template.
+        assert before - private_bytes(sleeper) > 0.9 * rank.uss > 20e6
         assert cache_bytes(supervisor) == 0
         held = supervisor["held_weight_bytes"]
         assert told["held_weight_bytes"] == (held if level == 1 else 0)
