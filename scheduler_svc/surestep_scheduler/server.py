@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from surestep_common import addresses
 from surestep_common.access import is_local
-from surestep_common.request_bounds import MAX_REQUEST_BYTES
+from surestep_common.request_params import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
 from surestep_common.tracing import open_tracer

@@ -15,7 +15,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.ports import free_port
 from support.processes.stack import Stack, serve
 from surestep.client import Client
-from surestep_common.sampling import neutral, shown
+from surestep_common.request_params import neutral, shown
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}]}
 LENGTH = 9

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
-from surestep_common.sampling import check_sampling
+from surestep_common.request_params import check_sampling
 from surestep_kernels import KernelSet
 from surestep_kernels.choose import RowStatus
 from surestep_kernels.shape_logits import Positions

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "change" / "extend.md").read_text()
 HEADINGS = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
 PRODUCT_FILES = 7  # of a sampling parameter
 PARAMETER = re.compile(r"\bfrequency(_penalty)?\b")
-OTHER_FREQUENCIES = re.compile(r"rotary|rope|gguf|request_bounds")  # of sines, and of clients
+OTHER_FREQUENCIES = re.compile(r"rotary|rope|gguf")  # of sines
 
 
 def section(heading: str) -> str:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 from surestep.client.request import Options
 from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
-from surestep_common.request_bounds import check_entries
-from surestep_common.sampling import sibling_seed
+from surestep_common.request_params import check_entries, sibling_seed
 from surestep_proto.sampling_pb2 import Grammar, SamplingDefaults, SamplingParams, TokenSequence
 from surestep_proto.vllm_engine_pb2 import SamplingParams as Constraint
 from surestep_scheduler.vllm.constraints import grammar_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from surestep_common.request_bounds import MAX_CHOICES
+from surestep_common.request_params import MAX_CHOICES
 
 MAX_STRUCTURES = 256
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import MAX_GRAMMAR_BYTES
+from surestep_common.request_params import MAX_GRAMMAR_BYTES
 
 Json = dict[str, Any]
 

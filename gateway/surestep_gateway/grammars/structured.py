@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import llguidance
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_GRAMMAR_BYTES
+from surestep_common.request_params import JSON_WHITE_SPACE, MAX_GRAMMAR_BYTES
 
 from surestep_gateway.grammars.closing import closed
 from surestep_gateway.grammars.config import JsonStyle

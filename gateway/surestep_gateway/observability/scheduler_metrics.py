@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats, SchedulerStatus
 
-from surestep_gateway.schedulers.circuit_breaker import BreakerState
+from surestep_gateway.schedulers.losses import BreakerState
 
 from .metric_families import LABELS, Field, Labelled, Labels, Split, family, split_family
 from .rank_metrics import rank_families

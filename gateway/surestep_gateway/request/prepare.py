@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
-from surestep_common.request_bounds import check_prompt_logprobs
+from surestep_common.request_params import check_prompt_logprobs
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import SchedulerInfo
 

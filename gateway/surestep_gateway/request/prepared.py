@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 from surestep_common.errors import ContextOverflow, InvalidRequest
-from surestep_common.request_bounds import check_entries, most_bad_word_ids
+from surestep_common.request_params import check_entries, most_bad_word_ids
 from surestep_proto.sampling_pb2 import SamplingParams, TokenSequence
 from surestep_proto.scheduler_pb2 import GenerateRequest, SchedulerInfo
 

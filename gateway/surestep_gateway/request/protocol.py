@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-from surestep_common.request_bounds import (
+from surestep_common.request_params import (
     LEAST_REPETITION,
     MAX_ALLOWED_IDS,
     MAX_BIASES,

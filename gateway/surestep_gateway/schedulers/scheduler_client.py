@@ -20,9 +20,9 @@ from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import scheduler_pb2_grpc
 from surestep_proto.worker_pb2 import Adapter
 
-from surestep_gateway.schedulers.circuit_breaker import CircuitBreaker
 from surestep_gateway.schedulers.generate_call import RETRY_S, DeliveryStream, GenerateCall
 from surestep_gateway.schedulers.history import History
+from surestep_gateway.schedulers.losses import CircuitBreaker
 
 logger = logging.getLogger(__name__)
 

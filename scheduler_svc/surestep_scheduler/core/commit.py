@@ -26,7 +26,7 @@ from surestep_common.invariants import (
     folded_length,
     require,
 )
-from surestep_common.sampling import shapes_logits
+from surestep_common.request_params import shapes_logits
 
 from surestep_scheduler.cache import prefix
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest, RequestTooLarge
 from surestep_common.kv_groups import ALL, KVGroups
-from surestep_common.request_bounds import MAX_PLAN_BYTES, ROWS_BYTES, admission_bytes
+from surestep_common.request_params import MAX_PLAN_BYTES, ROWS_BYTES, admission_bytes
 
 from surestep_scheduler.speculation.draft_length import StepCosts
 

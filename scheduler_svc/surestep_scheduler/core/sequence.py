@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import LABEL_LOGITS, MEAN
-from surestep_common.sampling import check_vocab
+from surestep_common.request_params import check_vocab
 from surestep_common.tenants import cache_root
 
 from surestep_scheduler.cache.blocks import BlockTable

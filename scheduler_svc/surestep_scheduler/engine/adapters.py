@@ -23,7 +23,7 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
 )
-from surestep_common.request_bounds import check_name
+from surestep_common.request_params import check_name
 from surestep_proto import worker_pb2 as pb
 
 from surestep_scheduler.core.sequence import Adapter

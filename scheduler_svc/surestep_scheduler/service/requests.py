@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 from surestep_common.access import shown_key
 from surestep_common.errors import InvalidRequest, ModelChanged
-from surestep_common.request_bounds import (
+from surestep_common.request_params import (
+    SHAPING,
     check_entries,
     check_labels,
     check_name,
     check_prompt_logprobs,
+    check_sampling,
+    check_vocab,
 )
-from surestep_common.sampling import SHAPING, check_sampling, check_vocab
 from surestep_proto import sampling_pb2, scheduler_pb2
 from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams

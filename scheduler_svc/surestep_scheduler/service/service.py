@@ -9,7 +9,7 @@ from typing import Any
 
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_common.releases import refuse_unknown
-from surestep_common.request_bounds import check_name
+from surestep_common.request_params import check_name
 from surestep_common.rpc import tell_num_delivered
 from surestep_common.tracing import Tracer
 from surestep_proto import scheduler_pb2 as pb

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
-from surestep_common.request_bounds import JSON_WHITE_SPACE, MAX_CHOICES, MAX_GRAMMAR_BYTES
+from surestep_common.request_params import JSON_WHITE_SPACE, MAX_CHOICES, MAX_GRAMMAR_BYTES
 from surestep_proto.sampling_pb2 import Grammar
 from surestep_proto.vllm_engine_pb2 import SamplingParams as TheirParams
 

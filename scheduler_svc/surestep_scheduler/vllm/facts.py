@@ -9,7 +9,7 @@ from pathlib import Path
 
 from surestep_common.errors import Unavailable
 from surestep_common.releases import package_version
-from surestep_common.sampling import neutral, shown
+from surestep_common.request_params import neutral, shown
 from surestep_proto import vllm_engine_pb2 as pb
 from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_proto.scheduler_pb2 import EngineState

@@ -11,8 +11,7 @@ from surestep_common.errors import (
     UnsupportedParameter,
 )
 from surestep_common.releases import unknown_fields
-from surestep_common.request_bounds import check_entries
-from surestep_common.sampling import MAX_LOGPROBS, sibling_seed
+from surestep_common.request_params import MAX_LOGPROBS, check_entries, sibling_seed
 from surestep_proto.sampling_pb2 import SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_proto.vllm_engine_pb2 import GenerateRequest as TheirRequest

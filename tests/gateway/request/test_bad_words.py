@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import InvalidRequest, RequestTooLarge
-from surestep_common.request_bounds import MAX_BAD_WORD_IDS, MAX_ENTRIES, check_entries
+from surestep_common.request_params import MAX_BAD_WORD_IDS, MAX_ENTRIES, check_entries
 from surestep_gateway.request.prepared import MAX_CHARS, bad_words
 from surestep_gateway.request.protocol import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS
 from surestep_gateway.text.tokenizer import Texts, Tokenizer

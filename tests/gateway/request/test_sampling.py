@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.fakes.scheduler import default_info
 from surestep_common.errors import InvalidRequest
-from surestep_common.sampling import SHAPING, neutral, sibling_seed
+from surestep_common.request_params import SHAPING, neutral, sibling_seed
 from surestep_gateway.request.prepared import bad_words, fit_prompt, max_tokens, sampling_params
 from surestep_gateway.request.protocol import ChatBody, CompletionBody, GenerationBody
 from surestep_gateway.text.tokenizer import Tokenizer

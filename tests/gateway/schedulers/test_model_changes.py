@@ -11,7 +11,7 @@ from support.fakes.scheduler import FakeScheduler, Script, default_info, emulate
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
 from surestep_common.healthcheck import trouble
-from surestep_common.sampling import SHAPING, neutral
+from surestep_common.request_params import SHAPING, neutral
 from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
 

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.scheduler import FakeScheduler, emulated, emulating, failing, start, tokens
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import InternalError, InvalidRequest, QueueFull, Unavailable
-from surestep_gateway.schedulers.circuit_breaker import BreakerState
+from surestep_gateway.schedulers.losses import BreakerState
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_gateway.schedulers.circuit_breaker import BreakerState, CircuitBreaker
+from surestep_gateway.schedulers.losses import BreakerState, CircuitBreaker
 
 
 def tripped(now: float = 0.0) -> CircuitBreaker:

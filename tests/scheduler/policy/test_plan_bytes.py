@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.paced_loop import PacedLoop
-from surestep_common.request_bounds import ROWS_BYTES, admission_bytes
+from surestep_common.request_params import ROWS_BYTES, admission_bytes
 from surestep_scheduler.engine.wire import to_proto
 
 BLOCK = 16

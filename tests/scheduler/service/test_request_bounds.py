@@ -19,7 +19,7 @@ from support.processes.scheduler_harness import (
     scheduler,
     trailing,
 )
-from surestep_common import request_bounds as bounds
+from surestep_common import request_params as bounds
 from surestep_common.errors import RequestTooLarge, Unavailable, Unimplemented
 from surestep_common.rpc import from_rpc_error
 from surestep_proto import sampling_pb2

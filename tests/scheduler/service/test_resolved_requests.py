@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_common.sampling import SHAPING
+from surestep_common.request_params import SHAPING
 from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
 from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_proto.worker_pb2 import WorkerInfo

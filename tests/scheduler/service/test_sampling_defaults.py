@@ -14,7 +14,7 @@ from support.processes.scheduler_harness import (
     make_settings,
     scheduler,
 )
-from surestep_common.sampling import SHAPING
+from surestep_common.request_params import SHAPING
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
 from surestep_proto.worker_pb2 import StepPlan

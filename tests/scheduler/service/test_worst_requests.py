@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from surestep_common import request_bounds as bounds
+from surestep_common import request_params as bounds
 from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
 from surestep_proto import sampling_pb2 as pb
 from surestep_proto import worker_pb2

@@ -21,7 +21,7 @@ from support.clients.vllm_calls import MODEL, ask, served
 from support.clients.vllm_wire import SERVICE, WireClient
 from support.fakes.worker import FakeWorker, serving
 from support.processes.scheduler_harness import Gate, code_of, make_settings, scheduler
-from surestep_common.sampling import neutral
+from surestep_common.request_params import neutral
 from surestep_proto import scheduler_pb2
 from surestep_scheduler.vllm import facts as facts_module
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clients.vllm_wire import TABLE, fields, new
 from surestep_common.errors import InvalidRequest, RequestTooLarge
-from surestep_common.sampling import MAX_LOGPROBS, sibling_seed
+from surestep_common.request_params import MAX_LOGPROBS, sibling_seed
 from surestep_proto import vllm_engine_pb2 as pb
 from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_scheduler.core.limits import Limits

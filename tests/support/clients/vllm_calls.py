@@ -17,7 +17,7 @@ from support.processes.scheduler_harness import (
     make_settings,
     scheduler,
 )
-from surestep_common.sampling import sibling_seed
+from surestep_common.request_params import sibling_seed
 
 MODEL = FakeModel()
 PROMPT = [5, 9, 2, 77, 30]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
-from surestep_common.sampling import neutral
+from surestep_common.request_params import neutral
 from surestep_proto import sampling_pb2 as pb
 from surestep_proto import worker_pb2
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from support.patience import PATIENCE_S
 from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.request_params import neutral
 from surestep_common.rpc import Server, tell_num_delivered
-from surestep_common.sampling import neutral
 from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
-from surestep_common.sampling import neutral, shown
+from surestep_common.request_params import neutral, shown
 from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_worker.checkpoint.model_folder import ConfigFiles, Replacements, fingerprint_of
 from surestep_worker.config import WorkerSettings

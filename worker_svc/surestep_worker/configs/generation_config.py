@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION
-from surestep_common.sampling import SHAPING, neutral, shown
+from surestep_common.request_params import (
+    LEAST_REPETITION,
+    MOST_PENALTY,
+    MOST_REPETITION,
+    SHAPING,
+    neutral,
+    shown,
+)
 from surestep_proto.sampling_pb2 import SamplingDefaults
 
 from surestep_worker.checkpoint.json_fields import Fields

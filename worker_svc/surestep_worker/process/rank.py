@@ -22,7 +22,7 @@ from surestep_common.process import (
     dump_stacks_on_signal,
     prefer_as_victim,
 )
-from surestep_common.request_bounds import MAX_PLAN_BYTES
+from surestep_common.request_params import MAX_PLAN_BYTES
 from surestep_common.tasks import end
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc

@@ -18,7 +18,7 @@ import grpc
 from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.releases import refuse_unknown
-from surestep_common.request_bounds import check_grammar
+from surestep_common.request_params import check_grammar
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import IntArray, KnownSlots, PlanRows, check_plan_rows, require
-from surestep_common.request_bounds import check_labels
-from surestep_common.sampling import check_sampling, check_vocab
+from surestep_common.request_params import check_labels, check_sampling, check_vocab
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 

@@ -10,7 +10,7 @@ import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK, Int32Array, IntArray, chunked_length
 from surestep_common.kv_groups import ALL, KVGroups, check_given_back
-from surestep_common.request_bounds import MAX_LABELS
+from surestep_common.request_params import MAX_LABELS
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.write_runs import Runs
 from surestep_proto import worker_pb2 as pb

@@ -15,7 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
-from surestep_common.sampling import shown
+from surestep_common.request_params import shown
 from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.api_keys import Caller

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.fakes.scheduler import emulated, replay
 from support.processes.gateway_stack import Stack
-from surestep_common.sampling import sibling_seed
+from surestep_common.request_params import sibling_seed
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.scheduler_pb2 import STOP
 
