@@ -160,7 +160,7 @@ def lonely_main(address: str, folder: Path) -> None:
 def waiting_main(rank: int, address: str, folder: Path) -> None:
     """Rank 0 waits in a collective that rank 1 does not enter before the file says so."""
     tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
-    tp.have_patience(0.5)
+    tp.bound(0.5)
     if rank:
         while not (folder / "error").exists():
             time.sleep(0.02)

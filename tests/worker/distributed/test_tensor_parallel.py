@@ -82,7 +82,7 @@ def test_a_group_that_never_completes_is_unavailable(tmp_path: Path) -> None:
     assert float((tmp_path / "waited").read_text()) < 20.0
 
 
-def test_patience_can_be_shortened(tmp_path: Path) -> None:
+def test_the_bound_of_a_collective_can_be_lowered(tmp_path: Path) -> None:
     address = free_address()
     run(waiting_main, [(rank, address, tmp_path) for rank in range(2)])
     assert 0.4 < float((tmp_path / "waited").read_text()) < 20.0

@@ -43,7 +43,7 @@ class TensorParallel:
     """Collectives among `size` ranks. With size 1 each of them is a no-op.
 
     Every rank calls the same collectives in the same order. If a rank does not arrive, the others
-    raise RuntimeError once their patience is over; on a GPU that ends their processes, unless the
+    raise RuntimeError once the timeout is over; on a GPU that ends their processes, unless the
     step's deadline has done so before.
     """
 
@@ -70,7 +70,7 @@ class TensorParallel:
         """Join the group whose rank 0 listens at `address` ("host:port").
 
         Tensors on the host travel by gloo; on `device` "cuda", those on the current GPU by NCCL.
-        `timeout_s` bounds this call and, until `have_patience`, each collective. Raises Unavailable
+        `timeout_s` bounds this call and, until `bound`, each collective. Raises Unavailable
         if the group is not complete in time.
         """
         if size == 1:
@@ -95,12 +95,12 @@ class TensorParallel:
             raise Unavailable(f"rank {rank} found no group of {size} at {address}") from error
         return cls(rank, size, group, peers, store)
 
-    def have_patience(self, timeout_s: float) -> None:
-        """Bound each further collective, which the slowest rank may keep waiting.
+    def bound(self, timeout_s: float) -> None:
+        """Bound each further collective, in which all wait for the slowest rank.
 
         An older PyTorch keeps the bound that a group was made with.
         """
-        if hasattr(self._group, "set_timeout"):
+        if self._group is not None and hasattr(self._group, "set_timeout"):
             self._group.set_timeout(timedelta(seconds=timeout_s))
 
     def check_peers(self) -> None:

@@ -118,7 +118,7 @@ def build_runner(
     open_tiers(built, settings, kernels)
     log_facts(built.facts)
     begin_to_serve(built.runner.context)
-    tp.have_patience(_COLLECTIVE_S)
+    tp.bound(_COLLECTIVE_S)
     return built._replace(checkpoint=source.fingerprint)
 
 
@@ -199,7 +199,7 @@ def _connect(settings: WorkerSettings, heartbeat: Heartbeat) -> TensorParallel:
     heartbeat.progress(supervisor_pb2.LOADING, 2 * _JOIN_S)  # NCCL's beginning has no limit
     group = settings.rank, settings.tensor_parallel_size, settings.tp_master
     tp = TensorParallel.connect(*group, settings.device, _JOIN_S)
-    tp.have_patience(settings.load_timeout_s)
+    tp.bound(settings.load_timeout_s)
     heartbeat.progress(supervisor_pb2.LOADING)
     return tp
 
