@@ -88,6 +88,7 @@ def make_model(folder: Path) -> None:
     )
 
 
+_SIZES: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
 _SMALL: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "num_experts": 6,
@@ -119,8 +120,7 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 def make_small(family: str, folder: Path) -> None:
     """The checkpoint of the matrix, of another family."""
-    sizes: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
-    make_tiny_checkpoint(folder, family, seed=7, **sizes, **_SMALL[family])
+    make_tiny_checkpoint(folder, family, seed=7, **_SIZES, **_SMALL[family])
 
 
 def make_hybrid(folder: Path, *, mtp: bool = True) -> None:
@@ -130,8 +130,7 @@ def make_hybrid(folder: Path, *, mtp: bool = True) -> None:
 
 def make_mtp(kind: str, folder: Path) -> None:
     """The checkpoint of the matrix, of another family, with an MTP head of random weights."""
-    sizes: Any = {"vocab": VOCAB, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 48}
-    make_tiny_mtp(folder, kind, seed=7, **sizes)
+    make_tiny_mtp(folder, kind, seed=7, **_SIZES)
 
 
 def make_branches(folder: Path, name: str) -> None:
@@ -203,16 +202,12 @@ def make_least_gpt_oss(folder: Path, *, mxfp4: bool) -> Path:
 
 
 def load(
-    folder: Path,
-    tp: TensorParallel,
-    *,
-    expert_parallel: bool = False,
-    implementation: str = "auto",
+    folder: Path, tp: TensorParallel, *, expert_parallel: bool = False, implementation: str = "auto"
 ) -> Model:
     """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
     source, kernels = ModelSource(folder, implementation=implementation), load_kernels("cpu")
-    how: dict[str, Any] = {"draft_head": source.has_own_head, "expert_parallel": expert_parallel}
-    model = load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, **how)
+    how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "expert_parallel": expert_parallel}
+    model = load_model(source, tp=tp, kernels=kernels, draft_head=source.has_own_head, **how)
     rank = DraftRank("cpu", tp, kernels, 4 * TOTAL_LEN)
     for method in LOADERS:
         if (folder / method).exists():
