@@ -127,6 +127,14 @@ class Fleet:
         """Return the share of its time that a gateway needs to look at all schedulers."""
         return float(self.us["probe"]["gateway"] * self.gpus * US / PROBE_S)
 
+    def chosen(self, gateway: int, home: int, ties: Any, first: int) -> int:
+        """Return the replica that a gateway chooses, by the loads that it believes in."""
+        believed, rows = self.believed[gateway], self.args.rows
+        least = int(np.argmin(believed + ties[first : first + len(believed)]))
+        leaves = believed[home] > SLACK + FACTOR * believed[least]
+        leaves |= believed[home] >= rows > believed[least]
+        return least if leaves else home
+
     def step(self, rows: int) -> tuple[float, float]:
         """Return seconds from step to step with so many rows, and of them the scheduler's."""
         if rows not in self._memo:
@@ -180,7 +188,7 @@ def simulated(gpus: int, us: dict[str, Any], args: argparse.Namespace) -> dict[s
             fleet.arrived.append(now)
             gateway_of.append(gateway)
             group_of.append(group)
-            index = chosen(fleet.believed[gateway], int(home[group]), ties, group % gpus)
+            index = fleet.chosen(gateway, int(home[group]), ties, group % gpus)
             fleet.believed[gateway, index] += 1
             replica = fleet.replicas[index]
             replica.advance(now)
@@ -191,12 +199,6 @@ def simulated(gpus: int, us: dict[str, Any], args: argparse.Namespace) -> dict[s
         replica.version += 1
         heapq.heappush(events, (replica.next_end(), end, index, replica.version))
     return told(fleet, gpus, ended)
-
-
-def chosen(believed: Any, home: int, ties: Any, first: int) -> int:
-    """Return the replica that a gateway chooses, by the loads that it believes in."""
-    least = int(np.argmin(believed + ties[first : first + len(believed)]))
-    return home if believed[home] <= SLACK + FACTOR * believed[least] else least
 
 
 def told(fleet: Fleet, gpus: int, ended: int) -> dict[str, float]:

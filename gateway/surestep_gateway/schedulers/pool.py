@@ -1,7 +1,7 @@
 """The schedulers behind this gateway: which one a request goes to, and when.
 
 Those of a pool are replicas of one model, each with its own workers. A request goes to the one that
-has seen its prefix, unless that one is overloaded. Rendezvous hashing (Thaler and Ravishankar,
+has seen its prefix, unless it would wait there, or that one is overloaded. Rendezvous hashing (Thaler and Ravishankar,
 "Using name-based mappings to increase hit rates", 1998): every scheduler has a rank for every
 prefix, and one that goes away moves only its own. The sequences of one request are admitted as a
 whole.
@@ -202,7 +202,9 @@ class SchedulerPool:
         With the fingerprint of a `model`, only schedulers that may serve it are considered.
         """
         usable = self._members.usable(model, avoid)
-        candidates = [RoutingCandidate(one.address, one.load, one.full) for one in usable]
+        candidates = [
+            RoutingCandidate(one.address, one.load, one.num_slots, one.full) for one in usable
+        ]
         return usable[choose(key, candidates)] if usable else None
 
     async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
@@ -276,7 +278,13 @@ class RoutingCandidate(NamedTuple):
 
     address: str
     load: int  # requests that it works on or has waiting, whichever gateway sent them
+    num_slots: int = 0  # requests that it runs at once; 0: not known
     full: bool = False  # it has no room in its queue
+
+    @property
+    def waits(self) -> bool:
+        """Return whether one more request would wait there."""
+        return 0 < self.num_slots <= self.load
 
 
 def prefix_key(root: bytes, prompt_ids: Sequence[int]) -> bytes:
@@ -300,7 +308,9 @@ def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
     ranked = sorted(fit, key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
     limit = _SLACK + _FACTOR * candidates[least].load
-    return ranked[0] if candidates[ranked[0]].load <= limit else least
+    home = candidates[ranked[0]]
+    leaves = home.load > limit or (home.waits and not candidates[least].waits)
+    return least if leaves else ranked[0]
 
 
 def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:

@@ -45,6 +45,14 @@ def test_a_full_one_only_where_all_are(
     assert not full[chosen] or all(full)
 
 
+@given(IDS, LOADS, st.integers(1, 1000))
+def test_none_waits_while_the_least_loaded_has_room(
+    ids: list[int], loads: list[int], slots: int
+) -> None:
+    listed = [one._replace(num_slots=slots) for one in candidates(loads)]
+    assert loads[choose(prefix_key(b"", ids), listed)] < slots or min(loads) >= slots
+
+
 @given(IDS, LOADS)
 def test_nobody_clearly_busier_than_the_least_loaded(ids: list[int], loads: list[int]) -> None:
     chosen = choose(prefix_key(b"", ids), candidates(loads))
