@@ -211,3 +211,11 @@ def test_any_thread_waits_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch
     with ThreadPoolExecutor(1) as thread:
         thread.submit(download.wait).result()
     assert (waited, current) == ([3], [0])
+
+
+@pytest.mark.parametrize("name", ["scored", "prompt_ids", "adapters"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_that_does_more_than_choose_is_not_plain(name: str, size: int) -> None:
+    column: Any = {name: np.zeros(size, dtype=np.int32)}
+    assert Extras().plain
+    assert not Extras(**column).plain

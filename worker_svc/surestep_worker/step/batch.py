@@ -253,7 +253,8 @@ class Extras(NamedTuple, Generic[Column]):
     @property
     def plain(self) -> bool:
         """Return whether a step only chooses from the logits as they are."""
-        return self[1:] == Extras()[1:]
+        others = self.scored, self.prompt_ids, self.pooled, self.adapters
+        return self.shaping == Shaping() and all(one is None for one in others)
 
 
 Inputs = tuple[StepColumns[Column], Extras[Column]]  # of a step
