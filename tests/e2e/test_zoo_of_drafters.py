@@ -50,7 +50,7 @@ def default(_: Path) -> Served:
 def hybrid(_: Path) -> Served:
     speculation = {"method": "qwen3_5_mtp", "num_speculative_tokens": 4}
     flags = _flags(speculation, "qwen3", "hermes")
-    return Served(HYBRID, flags, ("text-like-tools", "growing-chat", "calls-in-a-row"))
+    return Served(HYBRID, flags, ("text-like-tools", "growing-chat"))
 
 
 def gpt_oss(folder: Path) -> Served:
