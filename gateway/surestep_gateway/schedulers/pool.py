@@ -1,10 +1,10 @@
 """The schedulers behind this gateway: which one a request goes to, and when.
 
 Those of a pool are replicas of one model, each with its own workers. A request goes to the one that
-has seen its prefix, unless it would wait there, or that one is overloaded. Rendezvous hashing (Thaler and Ravishankar,
-"Using name-based mappings to increase hit rates", 1998): every scheduler has a rank for every
-prefix, and one that goes away moves only its own. The sequences of one request are admitted as a
-whole.
+has seen its prefix, unless it would wait there, or that one is overloaded. Rendezvous hashing
+(Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): every scheduler
+has a rank for every prefix, and one that goes away moves only its own. The sequences of one request
+are admitted as a whole.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class SchedulerPool:
         """
         usable = self._members.usable(model, avoid)
         candidates = [
-            RoutingCandidate(one.address, one.load, one.num_slots, one.full) for one in usable
+            RoutingCandidate(one.address, one.load, one.stats.num_slots_total, one.full)
+            for one in usable
         ]
         return usable[choose(key, candidates)] if usable else None
 

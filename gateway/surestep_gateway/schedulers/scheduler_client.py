@@ -135,11 +135,6 @@ class SchedulerClient:
         most = self.info.max_queue_len if self.info is not None else 0
         return 0 < most <= self.stats.num_waiting
 
-    @property
-    def num_slots(self) -> int:
-        """Requests that it runs at once; 0 before it has said so."""
-        return self.stats.num_slots_total
-
     def stalled(self, limit_s: float) -> bool:
         """Return whether it runs requests and has emitted no token for longer than `limit_s`."""
         return self.stats.num_running > 0 and self.stats.last_token_age_s > limit_s
