@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -146,6 +147,10 @@ class TensorParallel:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         torch.distributed.all_gather(parts, x.contiguous(), group=self._group)
         return parts
+
+    def broadcast_columns(self, *columns: Tensor) -> Sequence[Tensor]:
+        """Return rank 0's columns, of one shape and type, which travel together."""
+        return columns if self.size == 1 else self.broadcast(torch.stack(columns)).unbind()
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Copy rank 0's x into every rank's x; returns x."""

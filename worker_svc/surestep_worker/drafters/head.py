@@ -198,8 +198,7 @@ class HeadSteps:
         )
         if not shape.random and head.token_ids is not None:
             ids = head.token_ids[ids.long()].int()
-        if self._context.tp.size > 1:
-            ids, status = self._context.tp.broadcast(torch.stack((ids, status)))
+        ids, status = self._context.tp.broadcast_columns(ids, status)
         return ids, status
 
     def _spread(self, logits: Tensor, token_ids: Tensor) -> Tensor:

@@ -233,6 +233,4 @@ class SamplingPass:
             random=shape.draft.random,
             truncated=shape.draft.truncated,
         )
-        if self._tp.size == 1:
-            return chosen
-        return Chosen._make(self._tp.broadcast(torch.stack(chosen)))
+        return Chosen._make(self._tp.broadcast_columns(*chosen))
