@@ -101,11 +101,15 @@ class Models:
             raise ModelNotFound(f"the model '{name}' does not exist", param="model")
         return found
 
+    def permit(self, name: str, caller: Caller) -> None:
+        """Raise PermissionDenied for what may be an adapter that the caller's key may not name."""
+        if name not in self._by_name and not caller.may_name(name):
+            raise PermissionDenied("this key's requests may not name this adapter", param="model")
+
     def answering(self, name: str, caller: Caller) -> Gateway:
         """Return what answers a caller's requests with this name, which may be that of an adapter
         that has to be loaded first. Raise ModelNotFound, PermissionDenied."""
-        if name not in self._by_name and not caller.may_name(name):
-            raise PermissionDenied("this key's requests may not name this adapter", param="model")
+        self.permit(name, caller)
         try:
             return self.named(name)
         except ModelNotFound:

@@ -158,7 +158,7 @@ def test_tokens_are_those_of_peft_although_processes_are_killed(adapted: Adapted
 
 
 def test_adapters_come_and_go_while_requests_run(adapted: Adapted) -> None:
-    """What is open goes on with what it began with."""
+    """Open requests go on with what they began with."""
     prompt, first, second = prompts(1)[0], *list(adapted.folders)[:2]
     with ThreadPoolExecutor(2) as threads:
         adapted.load("new", adapted.folders[first])
@@ -215,6 +215,8 @@ def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
         limited.completions.create(model="adapter-1", prompt=prompt, max_tokens=1)
         with pytest.raises(PermissionDeniedError):
             limited.completions.create(model="adapter-3", prompt=prompt, max_tokens=1)
+        with pytest.raises(PermissionDeniedError):
+            limited.models.retrieve("adapter-3")
 
 
 @pytest.mark.parametrize("drafting", [SPECULATION, "none"], ids=["drafts", "no drafts"])

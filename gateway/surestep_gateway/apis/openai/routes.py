@@ -197,6 +197,7 @@ class OpenAIRoutes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
         name = request.path_params["model"]
+        self._models.permit(name, Caller.of(request.scope))
         gateway = self._models.named(name)
         if not (gateway.pool.is_known or gateway.pool.comes_and_goes):
             _ = gateway.pool.info  # which raises
