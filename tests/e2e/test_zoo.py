@@ -191,7 +191,7 @@ def _undrafted_behind_long_prompts(exchange: Exchange) -> None:
 
 
 def _arguments_dropped(exchange: Exchange) -> None:
-    """As where one delta ends a call and begins the next."""
+    """Lie like a server where one delta ends a call and begins the next."""
     for choice in exchange.choices:
         for call in choice.get("delta", {}).get("tool_calls") or ():
             if call["index"] == 1 and "name" not in call["function"]:
@@ -299,6 +299,16 @@ def test_what_only_tells_more_is_left_out(stack: Stack, capsys: pytest.CaptureFi
 
     for name in ("company", "n-choices"):
         assert lied(capsys, stack.url, name, lie)["verdict"] == "pass"
+
+
+def test_a_text_of_broken_characters_is_undecided(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lie(exchange: Exchange) -> None:
+        for choice in exchange.choices:
+            choice.get("message", {})["content"] = "\ufffd" * 60
+
+    assert lied(capsys, stack.url, "stop-over-borders", lie)["verdict"] == "cannot tell"
 
 
 def _no_choices(exchange: Exchange) -> None:

@@ -122,6 +122,8 @@ async def stop_over_borders(subject: Subject) -> Finding:
         return unclear("no text of 40 characters that comes again")
     stops = [text[begin : begin + 5] for begin in range(8, 32, 3)]
     stops = [stop for stop in stops if _REPLACED not in stop]
+    if not stops:
+        return unclear("the text has no five characters in a row that are whole")
     for stop, later in zip(stops, [*stops[1:], text[32:37]], strict=True):
         stopped: Body = body | {"stop": [later, stop]}
         ends = {text.index(one) + len(one): text.index(one) for one in stopped["stop"]}
@@ -135,8 +137,6 @@ async def stop_over_borders(subject: Subject) -> Finding:
         for asked, answer in tried:
             if (answer.text, answer.finish) != expected:
                 return failed(f"{answer.text[-30:]!r} ({answer.finish}) at {stop!r}", asked)
-    if not stops:
-        return unclear("the text has no five characters in a row that are whole")
     return passed(f"{len(stops)} stop strings, streamed and not")
 
 
