@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from fleet_costs import PROBE_S, US
+from surestep_gateway.schedulers.pool import FACTOR, SLACK
 
 RESULTS = Path(__file__).with_name("results") / "fleet_costs.json"
 # Milliseconds of a decode step by rows, bfloat16, context 1024, and microseconds per prompt token:
@@ -29,7 +30,6 @@ STEP_MS = {
 }
 PROMPT_US = {"1B": 5.4, "8B": 35.0}
 BUSY = 0.7  # of its time that a gateway may be
-SLACK, FACTOR = 4, 1.5  # of the gateway's choice: what a cached prefix is worth
 
 
 class Replica:

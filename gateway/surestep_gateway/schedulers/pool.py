@@ -29,8 +29,8 @@ from surestep_gateway.schedulers.scheduler_client import RETRY_AFTER_S, Schedule
 logger = logging.getLogger(__name__)
 
 _PREFIX_TOKENS = 256  # system prompts differ by then
-_SLACK = 4  # requests, and
-_FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
+SLACK = 4  # requests, and
+FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
 
 
 class SchedulerPool:
@@ -308,7 +308,7 @@ def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
     fit = [i for i, one in enumerate(candidates) if not one.full] or range(len(candidates))
     ranked = sorted(fit, key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
-    limit = _SLACK + _FACTOR * candidates[least].load
+    limit = SLACK + FACTOR * candidates[least].load
     home = candidates[ranked[0]]
     leaves = home.load > limit or (home.waits and not candidates[least].waits)
     return least if leaves else ranked[0]
