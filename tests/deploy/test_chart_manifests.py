@@ -354,7 +354,7 @@ def test_the_image_follows_the_device(device: str, image: str) -> None:
 
 
 def test_a_model_without_a_name_is_called_by_its_source() -> None:
-    """As `--set models[0].source=...` leaves it."""
+    """The values are those that `--set models[0].source=...` leaves."""
     rendered = render({"models": [{"source": "Qwen/Qwen3-0.6B-GGUF:Q4_K_M"}, {"source": "a/b"}]})
     rendered.one("Deployment", "r-surestep-qwen3-0-6b-gguf-q4-k-m-gateway")
     rendered.one("Deployment", "r-surestep-b-gateway")

@@ -27,7 +27,7 @@ async def read(stack: Stack) -> dict[str, list[Sample]]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_load_of_a_server(start_stack: StartStack, replicas: int) -> None:
-    """Of all its schedulers together: one sample, or it would take that of one for all."""
+    """All its schedulers have one sample, or a picker would take that of one for all."""
     stack = await start_stack(replicas=replicas)
     for scheduler in stack.schedulers:
         scheduler.stats = BUSY

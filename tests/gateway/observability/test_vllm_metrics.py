@@ -15,7 +15,7 @@ MODEL = '{model_name="$model_name"}'
 
 
 def quantiles(name: str) -> tuple[str, ...]:
-    """Of a histogram, and its mean."""
+    """Queries for quantiles of a histogram, and for its mean."""
     buckets = f"sum by(le) (rate(vllm:{name}_bucket{MODEL}[$__rate_interval]))"
     total, count = f"rate(vllm:{name}_sum{MODEL}[1m])", f"rate(vllm:{name}_count{MODEL}[1m])"
     shown = (f"histogram_quantile({q}, {buckets})" for q in (0.99, 0.95, 0.9, 0.5))

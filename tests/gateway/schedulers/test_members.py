@@ -70,7 +70,7 @@ async def fleet(start_stack: StartStack, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("dies", [False, True])
 async def test_one_comes_and_another_leaves(fleet: Fleet, dies: bool) -> None:
-    """What is open goes on where it is to its end, or where there is another if that one dies."""
+    """Open streams go on where they are to their ends, or elsewhere if that one dies."""
     old, new, _ = fleet.all
     fleet.names(old)
     await fleet.knows(old)

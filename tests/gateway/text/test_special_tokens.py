@@ -53,7 +53,7 @@ def as_prepared(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> tuple[s
 
 
 def special_ids(tokenizer: Tokenizer, ids: list[int]) -> Counter[int]:
-    """How often each occurs; an unknown character is nobody's marker."""
+    """Count how often each occurs; an unknown character is nobody's marker."""
     return Counter(i for i in ids if i in tokenizer.special_ids and tokenizer.token(i) != "<unk>")
 
 

@@ -24,7 +24,7 @@ def composing() -> RustTokenizer:
 
 
 def swallowing() -> RustTokenizer:
-    """As Phi 3 has it: an added token takes the white space beside it."""
+    """Make a tokenizer like that of Phi 3: an added token takes the white space beside it."""
     rust = KINDS["byte_level"]()
     rust.add_special_tokens([AddedToken("<|end|>", special=True, lstrip=True, rstrip=True)])
     rust.add_tokens([AddedToken(LONG)])
