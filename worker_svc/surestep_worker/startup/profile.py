@@ -23,8 +23,8 @@ from surestep_worker.step.buckets import add_admission, add_row
 from surestep_worker.step.runner import Runner
 from surestep_worker.step.step import RankContext
 
-_CHECK_S = 0.6  # most that the check may take: a rank should be back in seconds
-_COSTS_S = 0.25  # and the costs, which the scheduler corrects by the steps that it sees
+_CHECK_S = 3.0  # most that the check may take: so long only where a head is in doubt
+_COSTS_S = 0.25  # most that costs may take, which the scheduler corrects by the steps that it sees
 _REPEATS = 2
 _CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
