@@ -273,9 +273,12 @@ def test_a_rank_dies_in_the_middle_of_an_update(
         losing.join()
 
     kept = answer(trained, disturb=update)
-    at = kept.choice["weight_versions"][-1]["first_token"]
+    # A slow machine may end the answer first: then all of it is of the first version.
+    *_, last = kept.choice.get("weight_versions", [{"first_token": LENGTH}])
+    at = last["first_token"]
     assert kept.ids[:at] == answers[0][:at]
-    assert kept.ids[at:] == answer(trained, PROMPT + kept.ids[:at], LENGTH - at).ids
+    if at < LENGTH:
+        assert kept.ids[at:] == answer(trained, PROMPT + kept.ids[:at], LENGTH - at).ids
     assert version_of(trained) == "kept"
     from_disk(trained, versions.first, "first")
     assert answer(trained).ids == answers[0]

@@ -29,15 +29,16 @@ class CertificateWatch:
         while self._context is not None:
             await asyncio.sleep(LOOK_S)
             stamps = self._stamps()
-            if stamps != self._seen and self._load(self._context):
-                self._seen = stamps
+            if stamps != self._seen:
+                self._seen = stamps  # those that don't go together are tried again as one changes
+                self._load(self._context)
 
     def _stamps(self) -> list[tuple[int, ...]]:
         """Return what changes with each file; empty for one that is not there just now."""
         return [_stamp(path) for path in (*self._chain, self._authorities) if path is not None]
 
-    def _load(self, context: ssl.SSLContext) -> bool:
-        """Load the files if they go together; return whether they did."""
+    def _load(self, context: ssl.SSLContext) -> None:
+        """Load the files if they go together."""
         certificate, key = self._chain
         assert certificate is not None
         try:
@@ -48,9 +49,8 @@ class CertificateWatch:
                     one.load_verify_locations(self._authorities)
         except (OSError, ssl.SSLError) as error:
             logger.warning("the changed certificate is not used yet: %s", error)
-            return False
-        logger.info("%s has changed and is used from now on", certificate)
-        return True
+        else:
+            logger.info("%s has changed and is used from now on", certificate)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
