@@ -30,11 +30,13 @@ _FLAGS = (
 _TRACEBACK = re.compile(
     r"^( *)\S*Traceback \(most recent call last\):\n(?:\1 .*\n|\n)*.*\n", re.MULTILINE
 )
-_ORDERED = (  # in the tracebacks that the faults of the suite cause
+_ORDERED = (  # in the tracebacks that the faults of the suite cause, directly or in gRPC
     ", in suffer",  # of sitecustomize.py
     "gloo/transport/tcp/",  # of a rank whose partner has ended
     "InternalError: the drafter proposed an id outside the vocabulary",
     "InternalError: the drafter of rank 0 failed",  # as the other ranks are told
+    # Printed, not logged, for a call that its client cancels before the server has begun it.
+    "in grpc._cython.cygrpc._schedule_rpc_coro\nasyncio.exceptions.CancelledError",
 )
 
 
