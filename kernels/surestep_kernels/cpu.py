@@ -12,6 +12,7 @@ from typing import Any
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
+from .add_adapters import AddAdapters
 from .clamped_swiglu import ClampedSwiglu
 from .columns.cpu.binding import Library
 from .columns.cpu.build import build_library, file_of
@@ -72,7 +73,7 @@ def load_cpu(code: bytes = b"", *, allow_slow: bool = False) -> KernelSet:
         one_call=load_layers(library),
         own=ops,
         set_num_threads=library.set_num_threads,
-        moe=moe_of(ops["linear"], ops["silu_and_mul"], ops["clamped_swiglu"]),
+        moe=moe_of(ops["linear"], ops["silu_and_mul"], ops["clamped_swiglu"], ops["add_adapters"]),
         latent=LatentOps(**column(LatentOps, "cpu", load)),
         step=StepOps(**column(StepOps, "cpu", load), synchronous=True),
         code=code,
@@ -80,9 +81,16 @@ def load_cpu(code: bytes = b"", *, allow_slow: bool = False) -> KernelSet:
 
 
 def moe_of(
-    linear: Linear, silu_and_mul: Callable[[Tensor], Tensor], clamped_swiglu: ClampedSwiglu
+    linear: Linear,
+    silu_and_mul: Callable[[Tensor], Tensor],
+    clamped_swiglu: ClampedSwiglu,
+    add_adapters: AddAdapters,
 ) -> Moe:
     """Return the reference, made of these ops."""
     return partial(
-        moe_reference, linear=linear, silu_and_mul=silu_and_mul, clamped_swiglu=clamped_swiglu
+        moe_reference,
+        linear=linear,
+        silu_and_mul=silu_and_mul,
+        clamped_swiglu=clamped_swiglu,
+        add_adapters=add_adapters,
     )

@@ -54,7 +54,7 @@ def load_kernels(
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     if device == "cpu" and activation_dtype == "fp8":
         linear = with_rounded_rows(kernels.linear)
-        activations = kernels.silu_and_mul, kernels.clamped_swiglu
+        activations = kernels.silu_and_mul, kernels.clamped_swiglu, kernels.add_adapters
         kernels = replace(kernels, linear=linear, moe=moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     backend = attention_for(device, attention_backend, case or AttentionCase.on(device))

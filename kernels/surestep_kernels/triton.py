@@ -15,7 +15,7 @@ from .gated_delta.chunks import CHUNK
 from .gelu_and_mul.triton import gelu_and_mul_of_partials
 from .linear import PackedLinear
 from .linear.triton import LinearPartials, linear_partials
-from .moe import Mixture, PackedExperts, Router
+from .moe import ExpertAdapters, Mixture, PackedExperts, Router
 from .moe.mixture import mix_experts_add_rms_norm, route_tokens
 from .moe.triton import moe
 from .project_heads import HeadProjection
@@ -110,8 +110,11 @@ def _moe(
     weights: Tensor,
     experts: Tensor,
     packed: PackedExperts,
+    *,
+    adapters: ExpertAdapters | None = None,
 ) -> None:
-    moe(total, x, weights, experts, packed, products.widths, fp8_rows=products.fp8_rows)
+    how, fp8_rows = products.widths, products.fp8_rows
+    moe(total, x, weights, experts, packed, how, adapters=adapters, fp8_rows=fp8_rows)
 
 
 def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .reference import (
+    ExpertAdapters,
     Mixture,
     Moe,
     PackedExperts,
@@ -13,6 +14,7 @@ from .reference import (
 )
 
 __all__ = [
+    "ExpertAdapters",
     "Mixture",
     "Moe",
     "PackExperts",

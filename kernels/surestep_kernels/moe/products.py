@@ -20,15 +20,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.clamped_swiglu.triton import clamped_swiglu_of
+from surestep_kernels.add_adapters.triton import add_adapters
+from surestep_kernels.clamped_swiglu.triton import clamped_swiglu, clamped_swiglu_of
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.linear.plain import plain_sums
 from surestep_kernels.linear.triton import ONE_WIDTH, quantized_sums
 from surestep_kernels.linear.triton_fp8_rows import Factor, quantize_rows
 from surestep_kernels.linear.weight_tile import MXFP4, padded_group, places
+from surestep_kernels.silu_and_mul.triton import silu_and_mul, times_sigmoid
 
-from .reference import PackedExperts
+from .reference import ExpertAdapters, PackedExperts
 from .tiles import ExpertTiles, cut_tiles
 
 _BLOCK_K = 64
@@ -43,7 +45,7 @@ def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
     gate, up = halves.permute(0, 2, 1).split()
     if CLAMPED:
         return clamped_swiglu_of(gate, up, limit)
-    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+    return times_sigmoid(gate, gate).to(dtype).to(tl.float32) * up
 
 
 @triton.jit
@@ -187,6 +189,7 @@ def run_experts(
     packed: PackedExperts,
     widths: tuple[int, ...] = ONE_WIDTH,
     *,
+    adapters: ExpertAdapters | None = None,
     fp8_rows: bool = False,
 ) -> Tensor:
     """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
@@ -201,11 +204,21 @@ def run_experts(
     size = choose_size(pairs, num_experts, x.dtype, widths if quantised else ONE_WIDTH)
     tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
     gate_up, down = packed.addresses
-    gated = x.new_empty(pairs, inner)
-    run = partial(_run, tiles=tiles, size=size, limit=packed.swiglu_limit, fp8_rows=fp8_rows)
-    run(gated, x, packed.gate_up[0], gate_up, gated=True)
-    made = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
+    limit, made = packed.swiglu_limit, x.new_empty(pairs, x.shape[1], dtype=torch.float32)
+    run = partial(_run, tiles=tiles, size=size, limit=limit, fp8_rows=fp8_rows)
+    if adapters is None:
+        gated = x.new_empty(pairs, inner)
+        run(gated, x, packed.gate_up[0], gate_up, gated=True)
+        run(made, gated, packed.down[0], down, gated=False)
+        return made
+    token = torch.arange(pairs, device=x.device) // experts.shape[1]
+    places = adapters.of(token, experts.flatten() - packed.first, num_experts)
+    both = x.new_empty(pairs, 2 * inner)
+    run(both, x, packed.gate_up[0], gate_up, gated=False)
+    add_adapters(both, x[token], places, adapters.gate_up)
+    gated = silu_and_mul(both) if limit is None else clamped_swiglu(both, limit)
     run(made, gated, packed.down[0], down, gated=False)
+    add_adapters(made, gated, places, adapters.down)
     return made
 
 

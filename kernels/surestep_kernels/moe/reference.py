@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from surestep_kernels.add_adapters import AdapterWeights, AddAdapters, add_adapters_reference
 from surestep_kernels.clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
 from surestep_kernels.linear import Linear, PackedLinear, linear_reference
 from surestep_kernels.route import SigmoidChoice
@@ -48,6 +50,22 @@ class Mixture(NamedTuple):
     )
 
 
+class ExpertAdapters(NamedTuple):
+    """Adapters of experts. That at place p has its share of the e-th of E packed experts at place
+    p * E + e of the weights."""
+
+    places: Tensor  # i32[T] of the tokens' adapters; -1 for one without
+    gate_up: AdapterWeights
+    down: AdapterWeights
+
+    def of(self, tokens: Tensor, local: Tensor | int, count: int) -> Tensor:
+        """Return the places i32[P] in the weights for these tokens at one of `count` experts each;
+        -1 where it is not packed."""
+        places, local = self.places[tokens], torch.as_tensor(local, device=tokens.device)
+        none = (places < 0) | (local < 0) | (local >= count)
+        return torch.where(none, -1, places * count + local).to(torch.int32)
+
+
 class PackExperts(Protocol):
     """Pack the projections of experts first, first + 1, ...; the packed weights are kept as they
     are. With a `swiglu_limit` the activation is clamped_swiglu, otherwise silu_and_mul."""
@@ -63,7 +81,14 @@ class PackExperts(Protocol):
 
 class Moe(Protocol):
     def __call__(
-        self, total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: PackedExperts
+        self,
+        total: Tensor,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        packed: PackedExperts,
+        *,
+        adapters: ExpertAdapters | None = None,
     ) -> None: ...
 
 
@@ -84,22 +109,30 @@ def moe_reference(
     experts: Tensor,
     packed: PackedExperts,
     *,
+    adapters: ExpertAdapters | None = None,
     linear: Linear = linear_reference,
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul_reference,
     clamped_swiglu: ClampedSwiglu = clamped_swiglu_reference,
+    add_adapters: AddAdapters = add_adapters_reference,
 ) -> None:
     """Add to total f32[T, H] the outputs of the experts for x [T, H], times their weights.
 
     Token t uses the experts i64[T, k] of row t, which are distinct, with weights f32[T, k]. They
     are added one after the other, in the order of their numbers; experts that are not packed,
-    because other ranks have them, add nothing.
+    because other ranks have them, add nothing. The shares of `adapters` are added to the products.
     """
-    limit = packed.swiglu_limit
+    limit, count = packed.swiglu_limit, len(packed.down)
     for expert in experts.unique().tolist():
         local = expert - packed.first
-        if 0 <= local < len(packed.down):
+        if 0 <= local < count:
             token, choice = (experts == expert).nonzero(as_tuple=True)
-            gate_up = linear(x[token], packed.gate_up[local])
+            rows = x[token]
+            gate_up = linear(rows, packed.gate_up[local])
+            if adapters is not None:
+                places = adapters.of(token, local, count)
+                add_adapters(gate_up, rows, places, adapters.gate_up)
             inner = silu_and_mul(gate_up) if limit is None else clamped_swiglu(gate_up, limit)
             out = linear(inner, packed.down[local], out_dtype=total.dtype)
+            if adapters is not None:
+                add_adapters(out, inner, places, adapters.down)
             total[token] += out * weights[token, choice, None]

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from surestep_kernels.add_adapters.triton import add_adapters
 from surestep_kernels.clamped_swiglu.triton import clamped_swiglu
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.linear import PackedLinear
@@ -25,7 +26,7 @@ from surestep_kernels.linear.weight_tile import ROW_BLOCK
 from surestep_kernels.silu_and_mul.triton import silu_and_mul
 
 from .products import run_experts
-from .reference import PackedExperts, moe_reference, pack_experts_reference
+from .reference import ExpertAdapters, PackedExperts, moe_reference, pack_experts_reference
 
 _BLOCK_H = 1024
 
@@ -127,6 +128,7 @@ def moe(
     packed: PackedExperts,
     widths: tuple[int, ...] = ONE_WIDTH,
     *,
+    adapters: ExpertAdapters | None = None,
     fp8_rows: bool = False,
 ) -> None:
     """Compute moe_reference; `widths` and `fp8_rows` are as in quantized_partials."""
@@ -137,9 +139,11 @@ def moe(
             weights,
             experts,
             packed,
+            adapters=adapters,
             linear=partial(linear, widths=widths, fp8_rows=fp8_rows),
             silu_and_mul=silu_and_mul,
             clamped_swiglu=clamped_swiglu,
+            add_adapters=add_adapters,
         )
         return
     (tokens, width), top_k = x.shape, experts.shape[1]
@@ -148,7 +152,7 @@ def moe(
     assert total.shape == x.shape
     if tokens == 0:
         return
-    made = run_experts(x, experts, packed, widths, fp8_rows=fp8_rows)
+    made = run_experts(x, experts, packed, widths, fp8_rows=fp8_rows, adapters=adapters)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
         total,
         made,

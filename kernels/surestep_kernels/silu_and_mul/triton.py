@@ -16,6 +16,13 @@ _LINEAR, _CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.0713548162715
 
 
 @triton.jit
+def times_sigmoid(x, at):
+    """Return x * sigmoid(at)."""
+    small = tl.exp(-tl.abs(at))  # at most 1
+    return x * tl.where(at < 0, small, 1.0) / (1.0 + small)
+
+
+@triton.jit
 def activate(
     out_ptr,
     sums_ptr,
@@ -36,8 +43,7 @@ def activate(
     up = load_total(sums_ptr, bias_ptr, at + inner, column, mask, rows, width, SPLITS, HAS_BIAS)
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     at_sigmoid = gate * (_LINEAR + _CUBIC * (gate * gate)) if GELU else gate
-    small = tl.exp(-tl.abs(at_sigmoid))  # at most 1
-    active = (gate * tl.where(gate < 0, small, 1.0) / (1.0 + small)).to(dtype)
+    active = times_sigmoid(gate, at_sigmoid).to(dtype)
     out = (active.to(tl.float32) * up).to(dtype)
     tl.store(out_ptr + row * inner + column - inner, out, mask=mask)
 

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from support.checkpoints.adapters import DENSE, Asked, make_adapter, peft_answers
+from support.checkpoints.adapters import (
+    DENSE,
+    EXPERTS,
+    Asked,
+    make_adapter,
+    make_old_adapter,
+    peft_answers,
+)
 from support.checkpoints.compressed import PRESETS, compressed_twins, scheme
 from support.checkpoints.gguf_files import write_gguf
 from support.checkpoints.quantize import Twins, quantize, round_plain
@@ -19,6 +26,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import (
     make_branches,
     make_eagle3,
+    make_gpt_oss,
     make_hybrid,
     make_model,
     make_small,
@@ -54,11 +62,15 @@ MODELS: dict[str, tuple[Callable[[Path], None], list[str], dict[str, Any]]] = {
     "llama": (make_model, DENSE, NGRAM),
     "phi3": (make_phi3, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], NGRAM),
     "gemma": (partial(make_branches, name="gemma2"), DENSE, NGRAM),
-    "mixtral": (partial(make_small, "mixtral"), ATTENTION, NGRAM),
+    "mixtral": (partial(make_small, "mixtral"), [*ATTENTION, *EXPERTS], NGRAM),
+    "qwen3_moe": (partial(make_small, "qwen3_moe"), [*DENSE, *EXPERTS], NGRAM),
+    "gpt_oss": (make_gpt_oss, [*ATTENTION, *EXPERTS], NGRAM),
+    "experts by transformers": (partial(make_small, "olmoe"), [*ATTENTION, *EXPERTS], NGRAM),
+    "old": (partial(make_small, "mixtral"), [], NGRAM),
     "by transformers": (partial(make_small, "cohere"), DENSE, NGRAM),
     "mtp": (
         make_hybrid,
-        [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"],
+        [*ATTENTION, *EXPERTS, "in_proj_qkvz", "in_proj_ba", "out_proj"],
         {"method": "mtp", "num_speculative_tokens": 3},
     ),
     "eagle3": (
@@ -81,7 +93,7 @@ class Bench:
 
     def rank(self, drafter: dict[str, Any], profile: bytes = b"", **settings: Any) -> Built:
         """A rank, the one before which may have left adapters."""
-        how = {"dtype": "float32", "enable_lora": True, "max_lora_rank": 8} | settings
+        how = {"dtype": "float32", "enable_lora": True, "max_lora_rank": 16} | settings
         return start_small(self.model, profile, self.held, speculative_config=drafter, **how)
 
     def load(self, rank: Built) -> list[Adapter]:
@@ -149,8 +161,9 @@ def make_bench(kind: str, folder: Path) -> Bench:
     make, targets, drafter = MODELS[kind]
     model = folder / "model"
     make(model)
+    write = partial(make_adapter, targets=targets) if targets else make_old_adapter
     adapters = [
-        make_adapter(model, folder / f"adapter {seed}", seed=seed, rank=rank, targets=targets)
+        write(model, folder / f"adapter {seed}", seed=seed, rank=rank)
         for seed, rank in enumerate((1, 8, 5))
     ]
     if "model" in drafter:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from support.references.sampling import gumbel
 from transformers import AutoModelForCausalLM
 
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 STRENGTH = 0.4  # of random halves: answers differ, and logits stay peaky
 
 
@@ -33,14 +35,21 @@ def make_adapter(
     seed: int = 0,
     rank: int = 4,
     alpha: int = 6,
-    targets: Sequence[str] | str = DENSE,
+    targets: Sequence[str] = DENSE,
     **config: Any,
 ) -> Path:
-    """Write an adapter for the checkpoint; returns `to`."""
+    """Write an adapter of modules, and of parameters, whose names have dots; returns `to`."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    modules = [name for name in targets if "." not in name]
+    parameters = [name for name in targets if "." in name]
     wanted = LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **config
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=modules,
+        target_parameters=parameters or None,
+        task_type="CAUSAL_LM",
+        **config,
     )
     with _older_than_transformers():
         adapted = get_peft_model(base, wanted)
@@ -50,6 +59,25 @@ def make_adapter(
                 parameter.normal_(0.0, STRENGTH)
     with _older_than_transformers():
         adapted.save_pretrained(to)
+    return to
+
+
+def make_old_adapter(model: Path, to: Path, *, seed: int, rank: int) -> Path:
+    """Write an adapter of Mixtral's experts one by one, as peft did with transformers 4."""
+    torch.manual_seed(seed)
+    base, targets = AutoModelForCausalLM.from_pretrained(model), ["w1", "w2", "w3"]
+    width, inner = base.config.hidden_size, base.config.intermediate_size
+    halves = {
+        f"base_model.model.model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}.lora_{half}"
+        ".weight": torch.randn(size) * STRENGTH
+        for layer in range(base.config.num_hidden_layers)
+        for expert in range(base.config.num_local_experts)
+        for name, inputs in zip(targets, (width, inner, width), strict=True)
+        for half, size in (("A", (rank, inputs)), ("B", (width + inner - inputs, rank)))
+    }
+    config = LoraConfig(r=rank, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM")
+    config.save_pretrained(to)
+    save_file(halves, to / "adapter_model.safetensors")
     return to
 
 

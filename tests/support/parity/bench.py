@@ -97,6 +97,7 @@ _SMALL: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},  # by transformers' code
     "phi3": {
         "original_max_position_embeddings": 16,
         "rope_parameters": {

@@ -30,6 +30,7 @@ _DIGEST_DIGITS = 32
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")  # peft takes keys of patterns for regular expressions
+_ANY_BEFORE = ".*\\."  # which peft itself puts before an end
 # What says how an adapter was trained, or which modules it was to have: the tensors tell.
 _OF_TRAINING = frozenset(
     (
@@ -86,18 +87,13 @@ class Halves(NamedTuple):
 
     a: Entry
     b: Entry
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        """Return the number of rows of A."""
-        return self.a.shape[0]
 
 
 class AdapterFolder(NamedTuple):
     """A checked adapter."""
 
     modules: Mapping[str, Halves]  # by name of the module in the model
+    scaling: Scaling
     tensors: Path
 
     def read(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -107,21 +103,15 @@ class AdapterFolder(NamedTuple):
         except OSError as error:
             message = f"cannot read {self.tensors}: {error.strerror}"
             raise InvalidRequest(message, param=PARAM) from error
-        if len(data) < max(half.end for halves in self.modules.values() for half in halves[:2]):
+        if len(data) < max(half.end for halves in self.modules.values() for half in halves):
             raise InvalidRequest(f"{self.tensors} was cut off while it was read", param=PARAM)
         return data
 
     def digest(self, data: bytes | memoryview) -> str:
         """Return a digest of the bytes that were read and of the factors, in hexadecimal."""
-        about = sorted((name, halves.scale) for name, halves in self.modules.items())
-        digest = sha256(repr(about).encode())
+        digest = sha256(repr((sorted(self.modules), self.scaling)).encode())
         digest.update(data)
         return digest.hexdigest()[:_DIGEST_DIGITS]
-
-    @property
-    def rank(self) -> int:
-        """Return the greatest rank of its modules."""
-        return max(halves.rank for halves in self.modules.values())
 
 
 def read_folder(folder: Path) -> AdapterFolder:
@@ -134,7 +124,7 @@ def read_folder(folder: Path) -> AdapterFolder:
         entries = read_header(folder / TENSORS)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=PARAM) from error
-    return AdapterFolder(_modules(entries, scaling), folder / TENSORS)
+    return AdapterFolder(_modules(entries), scaling, folder / TENSORS)
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -167,17 +157,16 @@ def _scaling(config: Mapping[str, Any]) -> Scaling:
     for key, value in config.items():
         if key not in _OF_TRAINING and value:
             _refuse(key, value, "it is not served")
-    if config.get("target_parameters"):
-        _refuse("target_parameters", config["target_parameters"], "experts have no adapters yet")
     fields = Fields(config, CONFIG)
     fields.size("r", _MOST_RANK)
     patterns = config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict) or not all(map(_LITERAL.fullmatch, patterns)):
+    ends = {key: key.removeprefix(_ANY_BEFORE) for key in patterns}
+    if not isinstance(patterns, dict) or not all(map(_LITERAL.fullmatch, ends.values())):
         _refuse("alpha_pattern", patterns, "only ends of names are served, no expressions")
     alphas = Fields(patterns, CONFIG)
     return Scaling(
         fields.number("lora_alpha", _MOST_ALPHA),
-        {key: alphas.number(key, _MOST_ALPHA) for key in patterns},
+        {end: alphas.number(key, _MOST_ALPHA) for key, end in ends.items()},
         fields.flag("use_rslora", default=False),
     )
 
@@ -187,7 +176,7 @@ def _refuse(key: str, value: Any, why: str) -> None:
     raise InvalidRequest(message, param=PARAM)
 
 
-def _modules(entries: Mapping[str, Entry], scaling: Scaling) -> dict[str, Halves]:
+def _modules(entries: Mapping[str, Entry]) -> dict[str, Halves]:
     """Pair the tensors. Raises InvalidRequest for others, and for halves that do not fit."""
     found, strange = dict[str, dict[str, Entry]](), list[str]()
     for name, entry in entries.items():
@@ -204,7 +193,4 @@ def _modules(entries: Mapping[str, Entry], scaling: Scaling) -> dict[str, Halves
     if strange or not found:
         what = f"tensors that are not served: {some(strange)}" if strange else "no tensor"
         raise InvalidRequest(f"{TENSORS} has {what}", param=PARAM)
-    return {
-        module: Halves(h["A"], h["B"], scaling.of(module, h["A"].shape[0]))
-        for module, h in found.items()
-    }
+    return {module: Halves(h["A"], h["B"]) for module, h in found.items()}

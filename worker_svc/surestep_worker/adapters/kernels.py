@@ -16,7 +16,7 @@ import torch
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.add_adapters import AdapterWeights
 from surestep_kernels.dense_layer import DenseLayer, LayerTokens, RunDenseLayers
-from surestep_kernels.moe import Mixture, PackedExperts, Router
+from surestep_kernels.moe import ExpertAdapters, Mixture, PackedExperts, Router
 from surestep_kernels.project_heads import HeadProjection
 from surestep_kernels.store_kv import LayerCache
 from torch import Tensor
@@ -25,10 +25,33 @@ from surestep_worker.checkpoint.parameters import Piece
 
 
 class AdaptedProduct(NamedTuple):
-    """A product of this rank that may have adapters."""
+    """A product of this rank that may have adapters, or one of each of its experts."""
 
-    packed: PackedLinear
-    pieces: Sequence[Piece]  # of the model's linear layers that it is made of, in their order
+    packed: PackedLinear  # or that of the first expert
+    items: Sequence[Sequence[Piece]]  # of the model's linear layers that each is made of, in order
+
+
+class Stack(NamedTuple):
+    """Sizes of a layer's experts, whose weights an adapter may have in one."""
+
+    experts: int  # on all ranks
+    inner: int
+    width: int
+    paired: bool = False  # the rows of gates and ups take turns in it
+
+    @property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """Return outputs and inputs of each expert's linear layers, by name."""
+        wide = self.inner, self.width
+        return {"gate_proj": wide, "up_proj": wide, "down_proj": wide[::-1]}
+
+    def rows(self, outputs: int, inputs: int) -> dict[str, slice]:
+        """Return which rows of a stack of this size are each linear layer's; none of no stack."""
+        gates = slice(0, None, 2) if self.paired else slice(0, self.inner)
+        ups = slice(1, None, 2) if self.paired else slice(self.inner, None)
+        if (outputs, inputs) == (2 * self.inner, self.width):
+            return {"gate_proj": gates, "up_proj": ups}
+        return {"down_proj": slice(None)} if (outputs, inputs) == (self.width, self.inner) else {}
 
 
 class AdaptedRows:
@@ -36,6 +59,7 @@ class AdaptedRows:
 
     def __init__(self) -> None:
         self.products: dict[str, AdaptedProduct] = {}  # as the model took them, by name
+        self.stacks: dict[str, Stack] = {}  # by name of the module
         self._weights: Mapping[int, AdapterWeights] = {}  # by id of the packed weight
         self._places: Tensor | None = None
 
@@ -63,6 +87,32 @@ class AdaptedRows:
         if self._places is not None and weights is not None:
             kernels.add_adapters(y, x, self._places, weights)
         return y
+
+    def of_experts(self, packed: PackedExperts) -> ExpertAdapters | None:
+        """Return what the rows' adapters have for these experts; None: nothing."""
+        gate_up, down = (self._weights.get(id(of[0])) for of in (packed.gate_up, packed.down))
+        if self._places is None or gate_up is None or down is None:
+            return None
+        return ExpertAdapters(self._places, gate_up, down)
+
+    def adapt_experts(
+        self, name: str, module: str, packed: PackedExperts, stack: Stack, keep: slice
+    ) -> None:
+        """Let the experts of a module have adapters. Of each, this rank has the columns `keep`."""
+        sizes, wide = stack.layers, slice(0, stack.width)
+        cuts = {"gate_proj": (keep, wide), "up_proj": (keep, wide), "down_proj": (wide, keep)}
+
+        def piece(expert: int, layer: str) -> Piece:
+            (rows, columns), at = cuts[layer], f"{module}.{packed.first + expert}.{layer}"
+            return Piece(at, *sizes[layer], rows.start, rows.stop, columns.start, columns.stop)
+
+        self.stacks[module] = stack
+        for last, of, layers in (
+            ("gate_up", packed.gate_up, ("gate_proj", "up_proj")),
+            ("down", packed.down, ("down_proj",)),
+        ):
+            items = [[piece(i, layer) for layer in layers] for i in range(len(of))]
+            self.products[f"{name}.{last}"] = AdaptedProduct(of[0], items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +193,15 @@ def with_adapters(plain: KernelSet) -> AdaptedKernels:
     def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
         return rows.add(plain, plain.linear(x, packed, out_dtype), x, packed)
 
+    def moe(
+        total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: PackedExperts
+    ) -> None:
+        plain.moe(total, x, weights, experts, packed, adapters=rows.of_experts(packed))
+
     ops = {field.name: getattr(plain, field.name) for field in fields(KernelSet)}
-    return AdaptedKernels(**ops | {"linear": linear}, plain=plain, rows=rows)
+    return AdaptedKernels(**ops | {"linear": linear, "moe": moe}, plain=plain, rows=rows)
 
 
 def plain_kernels(kernels: KernelSet) -> KernelSet:
-    """Return the kernels for what has no adapters: experts, heads that draft."""
+    """Return the kernels for what has no adapters: heads that draft."""
     return kernels.plain if isinstance(kernels, AdaptedKernels) else kernels

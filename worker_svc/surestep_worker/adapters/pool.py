@@ -10,11 +10,11 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from surestep_worker.checkpoint.parameters import Piece
 
 from .folder import PARAM, AdapterFolder, read_folder
 from .kernels import AdaptedProduct, AdaptedRows
+from .shares import Share, Words, canonical, shares_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,26 +47,23 @@ class Sizes(NamedTuple):
 class _Part(NamedTuple):
     """A linear layer of the model within a product."""
 
+    product: str
+    item: int  # expert, where the product has one of each
     number: int
     pieces: list[tuple[int, Piece]]  # by the product's first output that is of it
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return outputs and inputs of the whole layer."""
-        piece = self.pieces[0][1]
-        return piece.outputs, piece.inputs
-
-
-Words = np.ndarray[Any, Any]  # numbers by their bits, which are copied fast
-
 
 class _Product(NamedTuple):
-    """A product, its parts, and its adapters on the host and on the device."""
+    """A product, and its adapters on the host and on the device."""
 
-    parts: Mapping[str, _Part]  # by the layer's name
+    items: int  # an adapter has a place of the weights for each
     host: AdapterWeights
     device: AdapterWeights  # the same memory on a CPU
     words: list[Words]  # the same memory as a, b, ranks and scales of the host
+
+    def at(self, place: int) -> slice:
+        """Return the places in the weights of the adapter at a place."""
+        return slice(place * self.items, (place + 1) * self.items)
 
 
 class AdapterPool:
@@ -82,18 +80,25 @@ class AdapterPool:
         """Map the places in `memory`, or make them in memory of this process."""
         self.sizes, self.rows = sizes, rows
         self._dtype, self._device = dtype, device
-        layout = [(name, p.packed.in_features, *p.pieces) for name, p in rows.products.items()]
+        layout = [(name, p.packed.in_features, p.items) for name, p in rows.products.items()]
         identity = blake2b(repr((sizes, dtype, layout)).encode(), digest_size=32).digest()
         self._memory = memory
         head = self._tensor((4,), torch.int64).numpy()
         self._seals = self._tensor((sizes.places, 2), torch.int64).numpy()  # 1 = whole; digest
         self._abouts = self._tensor((sizes.places, _ABOUT_BYTES), torch.uint8).numpy()
-        self._products = {name: self._product(p, dtype) for name, p in rows.products.items()}
-        self._modules = {
-            module: (name, part)
-            for name, product in self._products.items()
-            for module, part in product.parts.items()
+        self._parts = {
+            canonical(layer): part
+            for name, product in rows.products.items()
+            for layer, part in _parts(name, product)
         }
+        self._products = {name: self._product(p, dtype) for name, p in rows.products.items()}
+        self._layers = {
+            f"{canonical(module)}.{expert}.{layer}": size
+            for module, stack in rows.stacks.items()
+            for expert in range(stack.experts)
+            for layer, size in stack.layers.items()
+        }
+        self._layers |= {name: part.pieces[0][1].size for name, part in self._parts.items()}
         if head.tobytes() != identity:
             self._seals[...] = 0
             head[:] = np.frombuffer(identity, dtype=np.int64)
@@ -106,27 +111,26 @@ class AdapterPool:
         return self._memory.tensor(shape, dtype)
 
     def _product(self, product: AdaptedProduct, dtype: torch.dtype) -> _Product:
-        (places, rank), parts, at = self.sizes, dict[str, _Part](), 0
-        spans = list[list[int]]()
-        for piece in product.pieces:
+        (places, rank), items = self.sizes, len(product.items)
+        numbers, spans, at = dict[str, int](), list[list[int]](), 0
+        for piece in product.items[0]:  # all have the same
             count = piece.end_row - piece.row
-            part = parts.setdefault(piece.module, _Part(len(parts), []))
-            part.pieces.append((at, piece))
-            if spans and spans[-1][2] == part.number:
+            number = numbers.setdefault(piece.module, len(numbers))
+            if spans and spans[-1][2] == number:
                 spans[-1][1] += count
             else:
-                spans.append([at, at + count, part.number])
+                spans.append([at, at + count, number])
             at += count
-        inputs, outputs = product.packed.in_features, product.packed.out_features
+        parts, packed = len(numbers), product.packed
         host = AdapterWeights(
-            self._tensor((places, len(parts), rank, inputs), dtype),
-            self._tensor((places, rank, outputs), dtype),
-            self._tensor((places, len(parts)), torch.int32),
-            self._tensor((places, len(parts)), torch.float32),
+            self._tensor((places * items, parts, rank, packed.in_features), dtype),
+            self._tensor((places * items, rank, packed.out_features), dtype),
+            self._tensor((places * items, parts), torch.int32),
+            self._tensor((places * items, parts), torch.float32),
             torch.tensor(spans, dtype=torch.int64),
         )
         device = AdapterWeights(*map(self._placed, host))
-        return _Product(parts, host, device, [*map(_words, host[:4])])
+        return _Product(items, host, device, [*map(_words, host[:4])])
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
@@ -155,7 +159,8 @@ class AdapterPool:
         if wanted.place >= self.sizes.places:
             raise InvalidRequest(f"there is no place {wanted.place} for an adapter", param=PARAM)
         folder = read_folder(Path(wanted.path))
-        self._check(folder)
+        shares = shares_of(folder, self.rows.stacks)
+        self._check(shares)
         if wanted.only_check:
             return wanted
         data = folder.read()
@@ -168,9 +173,9 @@ class AdapterPool:
             place=wanted.place,
             path=wanted.path,
             digest=digest,
-            rank=folder.rank,
+            rank=max(share.rank for share in shares),
         )
-        self._write(wanted.place, folder, tensors, loaded)
+        self._write(wanted.place, shares, tensors, loaded)
         return loaded
 
     def unload(self, place: int) -> None:
@@ -178,43 +183,45 @@ class AdapterPool:
         if place < self.sizes.places:
             self._seals[place] = 0
 
-    def _check(self, folder: AdapterFolder) -> None:
+    def _check(self, shares: Sequence[Share]) -> None:
         """Raise InvalidRequest for modules that this model has not, or has in other sizes."""
-        unknown, misshapen = list[str](), list[str]()
-        for module, halves in folder.modules.items():
-            found = self._modules.get(module)
-            if found is None:
-                unknown.append(module)
-                continue
-            n, k = found[1].size
-            if (halves.b.shape[0], halves.a.shape[1]) != (n, k):
-                size = f"[{halves.b.shape[0]}, {halves.a.shape[1]}]"
-                misshapen.append(f"{module} {size} instead of [{n}, {k}]")
-        if unknown:
+        wanted = {share.layer: self._layers.get(share.layer) for share in shares}
+        if unknown := {s.source for s in shares if wanted[s.layer] is None}:
             what = f"modules that this model has not, or not for adapters: {some(unknown)}"
             raise InvalidRequest(f"the adapter has {what}", param=PARAM)
-        if misshapen:
+        if misshapen := {
+            f"{s.source} [{s.outputs}, {s.inputs}] instead of {[*size]}"
+            for s in shares
+            if (size := wanted[s.layer]) and size != (s.outputs, s.inputs)
+        }:
             message = f"the adapter is another model's: {some(misshapen)}"
             raise InvalidRequest(message, param=PARAM)
-        if folder.rank > self.sizes.rank:
-            message = f"the adapter has rank {folder.rank}, more than --max-lora-rank"
+        if len(wanted) < len(shares):
+            raise InvalidRequest("the adapter has a module twice", param=PARAM)
+        rank = max(share.rank for share in shares)
+        if rank > self.sizes.rank:
+            message = f"the adapter has rank {rank}, more than --max-lora-rank"
             raise InvalidRequest(f"{message} {self.sizes.rank}", param=PARAM)
 
     def _write(
-        self, place: int, folder: AdapterFolder, tensors: Mapping[str, _Tensors], about: pb.Adapter
+        self, place: int, shares: Sequence[Share], tensors: _Tensors, about: pb.Adapter
     ) -> None:
         self._seals[place] = 0
         for product in self._products.values():
-            product.words[2][place] = 0
-        for module, (a, b) in tensors.items():
-            name, part = self._modules[module]
-            host_a, host_b, ranks, _ = self._products[name].words
-            rank = ranks[place, part.number] = len(a)
-            host_a[place, part.number, :rank] = a[:, part.pieces[0][1].columns]
-            for at, piece in part.pieces:
+            product.words[2][product.at(place)] = 0
+        for share in shares:
+            part = self._parts.get(share.layer)
+            if part is None:  # of an expert on another rank
+                continue
+            product = self._products[part.product]
+            at, (a, b) = place * product.items + part.item, share.cut(*tensors[share.source])
+            host_a, host_b, ranks, _ = product.words
+            rank = ranks[at, part.number] = len(a)
+            host_a[at, part.number, :rank] = a[:, part.pieces[0][1].columns]
+            for first, piece in part.pieces:
                 mine = b[piece.row : piece.end_row].T
-                host_b[place, :rank, at : at + mine.shape[1]] = mine
-            self._products[name].host.scales[place, part.number] = folder.modules[module].scale
+                host_b[at, :rank, first : first + mine.shape[1]] = mine
+            product.host.scales[at, part.number] = share.scale
         self._send(place)
         text = json.dumps({f.name: value for f, value in about.ListFields()}).encode()
         self._abouts[place] = 0
@@ -226,16 +233,17 @@ class AdapterPool:
         for product in self._products.values():
             for host, device in zip(product.host[:4], product.device[:4], strict=True):
                 if device is not host:
-                    device[place].copy_(host[place])
+                    device[product.at(place)].copy_(host[product.at(place)])
 
     def _digest_of(self, place: int) -> int:
         """Return a digest of what is used of a place."""
         digest = zlib.crc32(self._abouts[place])
         for product in self._products.values():
-            a, b, ranks, scales = (words[place] for words in product.words)
-            used = [a[part, :rank] for part, rank in enumerate(ranks.tolist())]
-            for words in (ranks, scales, *used, b[: ranks.max()]):
-                digest = zlib.crc32(words, digest)
+            mine = (words[product.at(place)] for words in product.words)
+            for a, b, ranks, scales in zip(*mine, strict=True):
+                used = [a[part, :rank] for part, rank in enumerate(ranks.tolist())]
+                for words in (ranks, scales, *used, b[: ranks.max()]):
+                    digest = zlib.crc32(words, digest)
         return digest
 
     def _verify(self) -> None:
@@ -249,16 +257,27 @@ class AdapterPool:
         return pb.Adapter(**json.loads(self._abouts[place].tobytes().rstrip(b"\0")))
 
 
-_Tensors = tuple[Words, Words]
+def _parts(name: str, product: AdaptedProduct) -> Iterator[tuple[str, _Part]]:
+    """Yield the layers of a product, by the layer's name."""
+    for item, pieces in enumerate(product.items):
+        parts, at = dict[str, _Part](), 0
+        for piece in pieces:
+            part = parts.setdefault(piece.module, _Part(name, item, len(parts), []))
+            part.pieces.append((at, piece))
+            at += piece.end_row - piece.row
+        yield from parts.items()
 
 
-def _tensors(folder: AdapterFolder, data: Words, dtype: torch.dtype) -> dict[str, _Tensors]:
+_Tensors = Mapping[str, tuple[Words, Words]]  # A and B by the adapter's module
+
+
+def _tensors(folder: AdapterFolder, data: Words, dtype: torch.dtype) -> _Tensors:
     """Return A and B of each module in the model's type, from the bytes of the file.
 
     Raises InvalidRequest for numbers that are not finite in it.
     """
     entries = sorted(
-        (half for halves in folder.modules.values() for half in (halves.a, halves.b)),
+        (half for halves in folder.modules.values() for half in halves),
         key=lambda entry: entry.begin,
     )
     found = dict[int, Words]()  # by the first byte

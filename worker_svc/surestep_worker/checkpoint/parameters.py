@@ -96,6 +96,11 @@ class Piece(NamedTuple):
     end_column: int
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Return outputs and inputs of the whole layer."""
+        return self.outputs, self.inputs
+
+    @property
     def columns(self) -> slice:
         """Return the part's inputs."""
         return slice(self.column, self.end_column)

@@ -127,7 +127,7 @@ def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear
 
     packed = weights.take_packed(name, read)
     if isinstance(kernels, AdaptedKernels):
-        kernels.rows.products[name] = AdaptedProduct(packed, weights.pieces(name))
+        kernels.rows.products[name] = AdaptedProduct(packed, [weights.pieces(name)])
     return packed
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.moe import Router
+from surestep_kernels.moe import PackedExperts, Router
 from surestep_kernels.route import SigmoidChoice
 from torch import Tensor
 
-from surestep_worker.adapters.kernels import plain_kernels
+from surestep_worker.adapters.kernels import AdaptedKernels, Stack, plain_kernels
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.layer_sizes import (
@@ -24,6 +24,7 @@ from surestep_worker.configs.layer_sizes import (
     SigmoidRouting,
     SparseConfig,
 )
+from surestep_worker.configs.model_config import ModelConfig
 
 from .context import LayerContext, Mixed
 from .linear import Sharding, ShardSlice, are_alike, take_linear
@@ -144,6 +145,8 @@ class SparseMoe:
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", plain) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", plain) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)
+        stack = Stack(moe.num_experts, moe.expert_size, context.config.hidden_size)
+        _adapt(to, context, self._experts, stack, _inner(moe, context.shard).keep)
 
     def __call__(self, x: Tensor) -> Mixed:
         """[T, H] -> [T, H], to be summed over the ranks.
@@ -152,6 +155,16 @@ class SparseMoe:
         """
         mixture = self._ops.route_tokens(x, self._router, self._shared_gate_up)
         return Mixed(mixture, self._experts, self._shared_down)
+
+
+def _adapt(
+    to: str, context: LayerContext[ModelConfig], experts: PackedExperts, stack: Stack, keep: slice
+) -> None:
+    """Let a layer's experts have adapters, where kernels add any."""
+    if isinstance(context.kernels, AdaptedKernels):
+        block = context.weights.pieces(f"{to}router")[0].module.rpartition(".")[0]
+        rows = context.kernels.rows
+        rows.adapt_experts(f"{to}experts", f"{block}.experts", experts, stack, keep)
 
 
 def dense_or_sparse(to: str, context: LayerContext[SparseConfig]) -> SparseMoe | GatedMlp:
@@ -206,12 +219,9 @@ def gpt_oss_moe_table(
     table = shard.columns(f"{to}router", router, width, bias=True, exact=True)
     gate_up = _stacked(f"{at}experts.gate_up_proj", count, 2 * inner, width, names)
     down = _stacked(f"{at}experts.down_proj", count, width, inner, names)
-    block = config.column_block
-    keep = shard.even_part(inner // block, block).keep
+    keep = _columns(config, shard)
     # The sum over the ranks has each bias once: with tensor parallelism the last one is rank 0's.
     biased = slice(0, width if shard.expert_parallel or shard.tp.rank == 0 else 0)
-    if shard.expert_parallel:
-        keep = slice(0, inner)
     pairs = slice(2 * keep.start, 2 * keep.stop)
     for expert in local_experts(count, shard):
         table |= {
@@ -221,6 +231,12 @@ def gpt_oss_moe_table(
             f"{to}{expert}.down.bias": down.bias(expert, biased),
         }
     return table
+
+
+def _columns(config: RoutedConfig, shard: Sharding) -> slice:
+    """Return this rank's columns of an expert."""
+    inner, block = config.intermediate_size, config.column_block
+    return slice(0, inner) if shard.expert_parallel else shard.even_part(inner // block, block).keep
 
 
 def _stacked(name: str, experts: int, outputs: int, inputs: int, names: Set[str]) -> _Stacked:
@@ -244,6 +260,9 @@ class GptOssMoe:
         down = [_take_expert(weights, f"{to}{i}.down", kernels, pairs=False) for i in experts]
         limit = config.swiglu_limit
         self._experts = kernels.pack_experts(gate_up, down, experts.start, limit)
+        inner, width = config.intermediate_size, config.hidden_size
+        stack = Stack(config.num_local_experts, inner, width, paired=True)
+        _adapt(to, context, self._experts, stack, _columns(config, context.shard))
 
     def __call__(self, x: Tensor) -> Mixed:
         """Return this rank's share [T, H] for x [T, H], to be summed over the ranks."""

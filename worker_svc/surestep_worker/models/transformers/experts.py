@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.integrations import moe
 
+from surestep_worker.adapters.kernels import AdaptedKernels, Stack
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.layers.context import LayerContext
@@ -195,6 +196,9 @@ class Experts:
         self._packed = None
         if _is_usual(module):
             self._packed = kernels.pack_experts(up, down, self._own.start)
+            if isinstance(kernels, AdaptedKernels) and not hasattr(module, STACKS):
+                stack = Stack(first.experts, last.inputs, last.outputs)
+                kernels.rows.adapt_experts(name, name, self._packed, stack, *last.keep)
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Return [T, H] of x [T, H], experts i64[T, k] and their weights f32[T, k]."""
