@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
+from surestep_kernels.add_adapters import AdapterWeights
 from surestep_kernels.linear import WeightFormat, with_rounded_rows
 from surestep_kernels.linear import triton as linear_ops
-from surestep_kernels.moe import PackedExperts, moe_reference
+from surestep_kernels.moe import ExpertAdapters, PackedExperts, moe_reference
 from surestep_kernels.moe import triton as ops
 from surestep_kernels.moe.products import choose_size
 from torch import Tensor
@@ -93,6 +94,56 @@ def test_every_token_on_one_expert_and_no_tokens(gpu: str, reference: KernelSet)
     assert_close(run(gpu, made.packed, total, x, weights, experts), expected)
     none = run(gpu, made.packed, total[:0], x[:0], weights[:0], experts[:0])
     assert none.shape == (0, WIDTH)
+
+
+PLACES, MOST = 3, 4
+
+
+def adapters(inputs: int, outputs: int, parts: int) -> AdapterWeights:
+    """Of every expert at every place, of all ranks; what no rank counts is NaN."""
+    at, n = PLACES * EXPERTS, outputs // parts
+    a = torch.randn(at, parts, MOST, inputs) / inputs**0.5
+    ranks = torch.randint(0, MOST + 1, (at, parts), dtype=torch.int32)
+    a[torch.arange(MOST) >= ranks[:, :, None]] = torch.nan
+    spans = torch.tensor([(n * part, n * part + n, part) for part in range(parts)])
+    return AdapterWeights(a, torch.randn(at, MOST, outputs), ranks, torch.rand(at, parts), spans)
+
+
+def merged(weights: list[Tensor], of: AdapterWeights, place: int) -> list[Tensor]:
+    """The experts' weights with the shares of the adapter at a place."""
+    made = [weight.clone() for weight in weights]
+    for expert, (first, end, part) in ((e, s) for e in range(EXPERTS) for s in of.spans.tolist()):
+        at = place * EXPERTS + expert
+        rank, scale = of.ranks[at, part], of.scales[at, part]
+        made[expert][first:end] += scale * of.b[at, :rank, first:end].T @ of.a[at, part, :rank]
+    return made
+
+
+@pytest.mark.parametrize("limit", [None, 1.5])
+def test_adapters_of_experts(column: KernelSet, reference: KernelSet, limit: float | None) -> None:
+    """A row is what it is with merged weights; one without an adapter has the bits it has alone."""
+    gate_up = [torch.randn(2 * INNER, WIDTH) / WIDTH**0.5 for _ in range(EXPERTS)]
+    down = [torch.randn(WIDTH, INNER) / INNER**0.5 for _ in range(EXPERTS)]
+    shares = adapters(WIDTH, 2 * INNER, 2), adapters(INNER, WIDTH, 1)
+    x, (weights, experts) = torch.randn(23, WIDTH), choose(23, 3, among=EXPERTS + 2)
+    places = torch.randint(-1, PLACES, (23,), dtype=torch.int32)
+
+    def run(ops: KernelSet, place: int | None = None, of: ExpertAdapters | None = None) -> Tensor:
+        its = [gate_up, down]
+        if place is not None:
+            its = [merged(w, share, place) for w, share in zip(its, shares, strict=True)]
+        packed = ops.pack_experts(*([ops.pack_linear(w) for w in ws] for ws in its), 1, limit)
+        total = torch.zeros(len(x), WIDTH)
+        ops.moe(total, x, weights, experts, packed, adapters=of)
+        return total
+
+    out, plain = run(column, of=ExpertAdapters(places, *shares)), run(column)
+    assert_close(out[places < 0], plain[places < 0])
+    assert column.name != "C" or torch.equal(out[places < 0], plain[places < 0])
+    for place in range(PLACES):
+        mine = places == place
+        assert_close(out[mine], run(reference, place)[mine], ratio=1e-5)
+        assert not torch.allclose(out[mine], plain[mine], rtol=1e-3)
 
 
 def place(weight: QuantizedWeight, gpu: str) -> PackedLinear:

@@ -215,10 +215,12 @@ def check_company(bench: Bench, rank: Built, asked: Sequence[Request], **setting
         assert (alone.token_ids, alone.logprobs) == (other.token_ids, other.logprobs)
 
 
-def test_a_row_has_the_same_bits_in_any_company(llama: Bench) -> None:
-    rank = llama.rank(llama.drafter)
-    asked = requests([None, *llama.load(rank)])
-    check_company(llama, rank, asked)
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_a_row_has_the_same_bits_in_any_company(kind: str, tmp_path: Path) -> None:
+    bench = make_bench(kind, tmp_path)
+    rank = bench.rank(bench.drafter)
+    asked = requests([None, *bench.load(rank)])
+    check_company(bench, rank, asked)
 
 
 def _others_rows(rows: AdaptedRows, places: Tensor | None) -> Any:

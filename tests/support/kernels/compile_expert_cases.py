@@ -13,8 +13,9 @@ from gpu.sizes import kernels
 from gpu.weights import EXPERT_PACK
 from support.kernels.compile_launch import BF16, META, Launch
 from surestep_kernels import PackedLinear
+from surestep_kernels.add_adapters import AdapterWeights
 from surestep_kernels.linear.triton import ALL_WIDTHS, ONE_WIDTH, quantized_partials
-from surestep_kernels.moe import PackedExperts, Router
+from surestep_kernels.moe import ExpertAdapters, PackedExperts, Router
 from surestep_kernels.moe.triton import moe
 
 
@@ -40,6 +41,9 @@ def quantised() -> Iterator[Launch]:
         for widths in (ONE_WIDTH, ALL_WIDTHS):
             case = f"experts {name} T={tokens} width of {len(widths)}"
             yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
+    for name in ("bf16", "mxfp4"):
+        run = partial(_run_experts, name, _Experts(64), ONE_WIDTH, adapted=True)
+        yield Launch("moe", f"experts {name} with adapters", run)
 
 
 def _pack(name: str, n: int, k: int) -> PackedLinear:
@@ -53,7 +57,9 @@ def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
     quantized_partials(x, packed, None, widths, fp8_rows="rows" in name)
 
 
-def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
+def _run_experts(
+    name: str, of: _Experts, widths: tuple[int, ...], *, adapted: bool = False
+) -> None:
     """Those of gpt-oss have biases and an activation of their own."""
     gpt_oss = name == "mxfp4"
     packed = _experts(name, of, biased=gpt_oss, swiglu_limit=7.0 if gpt_oss else None)
@@ -61,7 +67,21 @@ def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
     total, chosen = torch.empty(x.shape, device=META), (of.tokens, of.top_k)
     experts = torch.empty(chosen, dtype=torch.int64, device=META)
     weights = torch.empty(chosen, device=META)
-    moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
+    adapters = _adapters(of) if adapted else None
+    moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name, adapters=adapters)
+
+
+def _adapters(of: _Experts) -> ExpertAdapters:
+    """Eight adapters of rank 16."""
+    at, new = 8 * of.experts, partial(torch.empty, device=META)
+
+    def weights(parts: int, outputs: int, inputs: int) -> AdapterWeights:
+        a, b = new(at, parts, 16, inputs, dtype=BF16), new(at, 16, outputs, dtype=BF16)
+        ranks, scales = new(at, parts, dtype=torch.int32), new(at, parts)
+        return AdapterWeights(a, b, ranks, scales, new(parts, 3, dtype=torch.int64))
+
+    gate_up, down = weights(2, 2 * of.inner, of.hidden), weights(1, of.hidden, of.inner)
+    return ExpertAdapters(new(of.tokens, dtype=torch.int32), gate_up, down)
 
 
 def _experts(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.checkpoints.adapters import DENSE, make_adapter
+from support.checkpoints.adapters import DENSE, EXPERTS, make_adapter
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import PackedLinear
+from surestep_kernels.moe import PackedExperts
 from surestep_kernels.table import REFERENCE
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.adapters.folder import TENSORS
@@ -159,3 +165,52 @@ def test_a_pool_of_other_sizes_begins_empty(adapted: Adapted) -> None:
     adapted.pool().load(pb.Adapter(name="a0", place=1, path=str(adapted.folders[0])))
     assert adapted.pool().held()
     assert not adapted.pool(most=MOST + 2).held()
+
+
+SPARSE: dict[str, Callable[[Path], Path]] = {
+    "mixtral": partial(make_tiny_checkpoint, family="mixtral", layers=1, num_local_experts=4),
+    "gpt_oss": partial(make_tiny_gpt_oss, num_hidden_layers=1, layer_types=["full_attention"]),
+}
+
+
+def mixed(model: Path, adapter: Path, tp: TensorParallel, *, expert_parallel: bool) -> Tensor:
+    """What a rank's experts make of tokens that use all, every other one with the adapter."""
+    packed = list[PackedExperts]()
+
+    def pack(*args: Any) -> PackedExperts:
+        packed.append(REFERENCE.pack_experts(*args))
+        return packed[0]
+
+    kernels = with_adapters(replace(REFERENCE, pack_experts=pack))
+    how: Any = {"dtype": "float32", "device": "cpu", "expert_parallel": expert_parallel}
+    load_model(ModelSource(model), tp=tp, kernels=kernels, **how)
+    pool = AdapterPool(kernels.rows, Sizes(1, 2), torch.float32, torch.device("cpu"), None)
+    pool.load(pb.Adapter(path=str(adapter)))
+    experts = torch.arange(4).repeat(6, 1)
+    x = torch.randn(6, packed[0].down[0].out_features, generator=torch.Generator().manual_seed(1))
+    total, weights = torch.zeros_like(x), torch.full((6, 4), 0.25)
+    with kernels.rows.of_step(torch.tensor([-1, 0] * 3, dtype=torch.int32)):
+        kernels.moe(total, x, weights, experts, packed[0])
+    return total
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["columns", "experts"])
+@pytest.mark.parametrize("kind", SPARSE)
+def test_ranks_share_out_adapters_of_experts(
+    kind: str, expert_parallel: bool, tmp_path: Path
+) -> None:
+    model = SPARSE[kind](tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", rank=2, targets=EXPERTS)
+    run = partial(mixed, model, adapter, expert_parallel=expert_parallel)
+    shares = [run(TensorParallel(rank, 2, cast(Any, object()))) for rank in range(2)]
+    torch.testing.assert_close(sum(shares), run(TP), atol=2e-4, rtol=1e-5)
+
+
+def test_stacks_of_other_experts_are_refused(tmp_path: Path) -> None:
+    models = [
+        make_tiny_checkpoint(tmp_path / f"{n}", "mixtral", layers=1, num_local_experts=n)
+        for n in (4, 3)
+    ]
+    adapter = make_adapter(models[1], tmp_path / "adapter", rank=2, targets=EXPERTS)
+    with pytest.raises(InvalidRequest, match="does not fit 4 experts of 96 columns"):
+        mixed(models[0], adapter, TP, expert_parallel=False)
