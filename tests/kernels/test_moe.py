@@ -132,7 +132,8 @@ def test_adapters_of_experts(column: KernelSet, reference: KernelSet, limit: flo
         its = [gate_up, down]
         if place is not None:
             its = [merged(w, share, place) for w, share in zip(its, shares, strict=True)]
-        packed = ops.pack_experts(*([ops.pack_linear(w) for w in ws] for ws in its), 1, limit)
+        first, last = ([ops.pack_linear(weight) for weight in weights] for weights in its)
+        packed = ops.pack_experts(first, last, 1, limit)
         total = torch.zeros(len(x), WIDTH)
         ops.moe(total, x, weights, experts, packed, adapters=of)
         return total

@@ -177,8 +177,8 @@ def mixed(model: Path, adapter: Path, tp: TensorParallel, *, expert_parallel: bo
     """What a rank's experts make of tokens that use all, every other one with the adapter."""
     packed = list[PackedExperts]()
 
-    def pack(*args: Any) -> PackedExperts:
-        packed.append(REFERENCE.pack_experts(*args))
+    def pack(*args: Any, **how: Any) -> PackedExperts:
+        packed.append(REFERENCE.pack_experts(*args, **how))
         return packed[0]
 
     kernels = with_adapters(replace(REFERENCE, pack_experts=pack))
