@@ -3,12 +3,14 @@
 The ranks' pools outlive ranks and schedulers, so a scheduler that comes later finds what is loaded.
 Steps name a place only once every rank has the adapter there. An adapter that is given up keeps its
 place as long as a request has it. Those of the folder of adapters are loaded when a request names
-them, in place of the idle one of them that was named longest ago.
+them, in place of the idle one of them that was named longest ago. Where none is idle the request
+waits in line for a place; requests of adapters that are loaded do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections import Counter
@@ -40,6 +42,10 @@ RETRY_AFTER_S = 1.0
 InUse = Callable[[Adapter], bool]
 
 
+class PlacesTaken(QueueFull):
+    """Refusal of an adapter for which no place is idle."""
+
+
 class Adapters:
     """Adapters of one engine. Every change goes to the ranks first, one at a time."""
 
@@ -49,6 +55,8 @@ class Adapters:
         self._wanted, self._folder = dict(wanted), folder
         self._named: dict[str, None] = {}  # by requests, the longest ago first
         self._calls = Counter[Adapter]()  # that have an adapter, whether they are queued yet or not
+        self._line: dict[object, str] = {}  # requests that wait for a place: what they name
+        self._moved = asyncio.Event()  # the line has, or a place may be idle
         self._loaded: dict[str, pb.Adapter] = {}  # by name
         self._leaving: list[pb.Adapter] = []  # open requests may have them
         self._num_places = 0
@@ -70,6 +78,11 @@ class Adapters:
         """Return whether requests load adapters by naming them."""
         return bool(self._folder and self._num_places)
 
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of requests that wait for a place."""
+        return len(self._line)
+
     def find(self, name: str) -> Adapter | None:
         """Return the adapter of this name; None: the model itself. Raises ModelNotFound."""
         if not name:
@@ -83,13 +96,14 @@ class Adapters:
     async def resolve(self, group: WorkerGroup | None, name: str, in_use: InUse) -> Adapter | None:
         """Return what `find` does, after loading what only the folder has.
 
-        Raises ModelNotFound, InvalidRequest for an adapter that does not fit, QueueFull where no
-        place is idle, and Unavailable.
+        Raises ModelNotFound, InvalidRequest for an adapter that does not fit, PlacesTaken where no
+        place is idle or others wait for one, and Unavailable.
         """
         if self.loads and name and name not in self._loaded:
             async with self._turn:
                 if name not in self._loaded:
                     self._loaded[name] = await self._load_named(group, name, in_use)
+                    self._move()
                     logger.info("adapter '%s' is loaded for a request", name)
         return self.find(name)
 
@@ -99,6 +113,9 @@ class Adapters:
             raise unknown
         try:
             _check_names(name, self._path_of(name))
+            if next(iter(self._line.values()), name) != name:
+                await _ranks(group).check_adapter(pb.Adapter(name=name, path=self._path_of(name)))
+                raise self._full()
             return await self._load(group, name, self._path_of(name), in_use)
         except NotFound:
             raise unknown from None
@@ -107,6 +124,32 @@ class Adapters:
 
     def _path_of(self, name: str) -> str:
         return f"{self._folder}/{name}"
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[object]:
+        """Keep a request in line for a place; yield its ticket."""
+        ticket = object()
+        self._line[ticket] = name
+        try:
+            yield ticket
+        finally:
+            del self._line[ticket]
+            self._move()
+
+    async def turn(self, ticket: object, poll_s: float) -> None:
+        """Return when a request in line should ask again: its adapter has come, or it is the first
+        and a place may have become idle."""
+        while self._line[ticket] not in self._loaded:
+            first = next(iter(self._line)) is ticket
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(poll_s if first else None):
+                    await self._moved.wait()
+            if next(iter(self._line)) is ticket:
+                return
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     @contextmanager
     def called(self, adapter: Adapter | None) -> Iterator[None]:
@@ -121,6 +164,7 @@ class Adapters:
             self._calls[adapter] -= 1
             if not self._calls[adapter]:
                 del self._calls[adapter]
+                self._move()
 
     def check(self, adapter: Adapter | None) -> None:
         """Raise ModelNotFound if an adapter has left its place since it was found."""
@@ -203,8 +247,7 @@ class Adapters:
     async def _load(
         self, group: WorkerGroup | None, name: str, path: str, in_use: InUse
     ) -> pb.Adapter:
-        if group is None:
-            raise Unavailable("the workers are not there", retry_after=RETRY_AFTER_S)
+        group = _ranks(group)
         wanted = pb.Adapter(name=name, path=path)
         free = [place for place in range(self._num_places) if place not in self._taken]
         wanted.place = free[0] if free else await self._make_room(group, wanted, in_use)
@@ -212,17 +255,25 @@ class Adapters:
 
     async def _make_room(self, group: WorkerGroup, wanted: pb.Adapter, in_use: InUse) -> int:
         """Unload the idle adapter of the folder that was named longest ago; return its place."""
-        await group.check_adapter(wanted)
+        if wanted.name not in self._line.values():  # it was checked before it came in line
+            await group.check_adapter(wanted)
+        if (idle := self._idle(in_use)) is None:
+            raise self._full()
+        self._forget(idle)
+        await group.unload_adapter(idle)
+        return idle.place
+
+    def _idle(self, in_use: InUse) -> pb.Adapter | None:
         order = {name: age for age, name in enumerate(self._named)}
         ours = [one for one in self.loaded if self.loads and one.path == self._path_of(one.name)]
-        for idle in sorted(ours, key=lambda one: order.get(one.name, -1)):
-            adapter = _as_core(idle)
-            if not (self._calls[adapter] or in_use(adapter)):
-                self._forget(idle)
-                await group.unload_adapter(idle)
-                return idle.place
+        for one in sorted(ours, key=lambda one: order.get(one.name, -1)):
+            if not (self._calls[_as_core(one)] or in_use(_as_core(one))):
+                return one
+        return None
+
+    def _full(self) -> PlacesTaken:
         message = f"all {self._num_places} places for adapters are taken: see --max-loras"
-        raise QueueFull(message, retry_after=RETRY_AFTER_S)
+        return PlacesTaken(message, retry_after=RETRY_AFTER_S)
 
     @property
     def _taken(self) -> set[int]:
@@ -234,6 +285,12 @@ class Adapters:
         else:
             del self._loaded[adapter.name]
             self._named.pop(adapter.name, None)
+
+
+def _ranks(group: WorkerGroup | None) -> WorkerGroup:
+    if group is None:
+        raise Unavailable("the workers are not there", retry_after=RETRY_AFTER_S)
+    return group
 
 
 def _check_names(name: str, path: str) -> None:

@@ -135,7 +135,7 @@ class Engine:
         if state.limits is not limits:  # the workers were replaced meanwhile
             seq = state.sequence(request, self.clock())
         if self.engine_state == scheduler_pb2.DRAINING:
-            raise _shutting_down()
+            raise shutting_down()
         self.adapters.check(request.adapter)
         opened = self._requests.open(state.enqueue(seq, self.clock()), outbox)
         self._wake.set()
@@ -180,7 +180,7 @@ class Engine:
             return
         for seq in list(self.state.open.values()):
             self.state.abort(seq)
-            self._requests.fail(seq, _shutting_down())
+            self._requests.fail(seq, shutting_down())
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -394,6 +394,6 @@ class Engine:
         await asyncio.sleep(self.incidents.pause_s)
 
 
-def _shutting_down() -> Unavailable:
+def shutting_down() -> Unavailable:
     """Return the error of requests that come too late, and of those that did not finish in time."""
     return Unavailable("the scheduler is shutting down", retry_after=RETRY_AFTER_S)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 
-from surestep_common.errors import Unavailable
+from surestep_common.errors import DeadlineExceeded, Unavailable
 from surestep_proto import scheduler_pb2 as pb
 from surestep_proto import worker_pb2
 
 from surestep_scheduler.core.sequence import Adapter
 
 from . import updates
-from .adapters import InUse
-from .engine import Engine
+from .adapters import InUse, PlacesTaken
+from .engine import Engine, shutting_down
 from .incidents import OperatorRestart
 from .pauses import RETRY_AFTER_S, Slept
 
@@ -105,9 +106,36 @@ async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker
     )
 
 
-async def find_adapter(engine: Engine, name: str) -> Adapter | None:
-    """Return the adapter that a request names. Raises as Adapters.resolve does."""
-    return await engine.adapters.resolve(engine.group, name, _in_use(engine))
+async def find_adapter(engine: Engine, name: str, deadline: float | None) -> Adapter | None:
+    """Return the adapter that a request names, as soon as it has a place.
+
+    Raises as Adapters.resolve does, PlacesTaken where too many requests wait for a place, and
+    DeadlineExceeded at that time of the engine's clock.
+    """
+    most = engine.limits.max_queue_len
+    try:
+        return await engine.adapters.resolve(engine.group, name, _in_use(engine))
+    except PlacesTaken:
+        if engine.adapters.num_waiting >= most:
+            raise
+    left_s = None if deadline is None else deadline - engine.clock()
+    try:
+        async with asyncio.timeout(left_s):
+            return await _wait_for_place(engine, name)
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline has passed") from None
+
+
+async def _wait_for_place(engine: Engine, name: str) -> Adapter | None:
+    """Wait until a place is idle; ranks that are being replaced will have one again."""
+    with engine.adapters.waiting(name) as ticket:
+        while True:
+            await engine.adapters.turn(ticket, _SWEEP_S)
+            if engine.engine_state == pb.DRAINING:
+                raise shutting_down()
+            if engine.group is not None:
+                with contextlib.suppress(PlacesTaken):
+                    return await engine.adapters.resolve(engine.group, name, _in_use(engine))
 
 
 def _in_use(engine: Engine) -> InUse:

@@ -153,7 +153,7 @@ def _stats(engine: Engine, state: SchedulerState) -> pb.SchedulerStats:
     first = engine.infos[0] if engine.infos else worker_pb2.WorkerInfo()
     return pb.SchedulerStats(
         num_running=num_running,
-        num_waiting=len(asked) - num_running,
+        num_waiting=len(asked) - num_running + engine.adapters.num_waiting,
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canary_tokens,
         num_prompt_tokens_cached=counters.prompt_tokens_cached,

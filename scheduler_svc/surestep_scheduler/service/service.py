@@ -88,16 +88,18 @@ class SchedulerService(SchedulerServicer):
         """
         headers, about = context.invocation_metadata(), _CALL
         with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
-            limits, left_s = self._engine.limits, context.time_remaining()  # by the wall clock: now
+            left_s = context.time_remaining()  # by the wall clock: now
             deadline = None if left_s is None else self._engine.clock() + left_s
             with _memory():
                 refuse_unknown(request)
                 self._engine.check_model(request.model_fingerprint)
+                adapter = await operations.find_adapter(self._engine, request.adapter, deadline)
+                limits = self._engine.limits
+                self._engine.check_model(request.model_fingerprint)  # it may have waited
                 self._owners.settle(request, headers)
                 resolved = None  # where a vector is wanted nothing is sampled
                 if not request.pooling:
                     resolved = resolve(request, self._engine.model, limits.max_request_len)
-                adapter = await operations.find_adapter(self._engine, request.adapter)
                 settle_adapter(request, resolved, adapter)
                 parsed = parse_request(request, limits.vocab_size, adapter)
                 finish = ended(parsed, limits.max_request_len)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from surestep_common.errors import InvalidRequest, ModelNotFound, NotFound, QueueFull, Unavailable
+from surestep_common.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    QueueFull,
+    Unavailable,
+)
+from surestep_proto import scheduler_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Adapter
-from surestep_scheduler.engine.adapters import Adapters
+from surestep_scheduler.engine import operations
+from surestep_scheduler.engine.adapters import Adapters, PlacesTaken
 from surestep_scheduler.engine.workers import WorkerGroup
 
 PLACES = 2
@@ -167,6 +179,84 @@ async def test_the_idle_adapter_that_was_named_longest_ago_makes_room(ranks: Ran
     assert await adapters.resolve(None, "", idle) is None
     with pytest.raises(Unavailable):
         await adapters.resolve(None, "b", idle)
+
+
+class Line:
+    """Requests that name adapters of a folder, one after the other; at most three may wait."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.adapters = Adapters({}, "/folder")
+        self.engine: Any = SimpleNamespace(
+            adapters=self.adapters,
+            group=ranks.group,
+            state=None,
+            clock=time.monotonic,
+            limits=SimpleNamespace(max_queue_len=3),
+            engine_state=scheduler_pb2.SERVING,
+        )
+
+        self.running: list[str] = []
+        self.ends = defaultdict[str, asyncio.Event](asyncio.Event)  # of those with an adapter
+
+    async def answer(self, name: str, within_s: float = 60.0) -> None:
+        deadline = time.monotonic() + within_s
+        adapter = await operations.find_adapter(self.engine, name, deadline)
+        with self.adapters.called(adapter):
+            self.running.append(name)
+            await self.ends[name].wait()
+            self.running.remove(name)
+
+    async def begun(self, name: str, **how: Any) -> asyncio.Task[None]:
+        """A request that runs now, or waits in line."""
+        open_before = self.adapters.num_waiting + len(self.running)
+        task = asyncio.create_task(self.answer(name, **how))
+        while not task.done() and self.adapters.num_waiting + len(self.running) == open_before:
+            await asyncio.sleep(0)
+        return task
+
+    async def runs(self, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while self.running != [*names]:
+                await asyncio.sleep(0.001)
+
+
+async def test_requests_wait_in_line_for_a_place(ranks: Ranks) -> None:
+    line = Line(ranks)
+    await ranks.settle(line.adapters)
+    tasks = [await line.begun(name) for name in "abcc"]
+    late = await line.begun("d", within_s=0.05)
+    for name, error in (("e", PlacesTaken), ("missing", ModelNotFound)):
+        with pytest.raises(error):
+            await (await line.begun(name))
+    with pytest.raises(DeadlineExceeded):
+        await late
+    tasks.append(await line.begun("e"))
+    tasks.append(await line.begun("a"))  # which does not wait behind them
+    assert line.running == ["a", "b", "a"]
+    line.ends["a"].set()
+    await line.runs("b", "c", "c")
+    gone = await line.begun("d")
+    gone.cancel()
+    line.ends["c"].set()
+    await line.runs("b", "e")
+    assert ranks.names == [["e", "b"], ["e", "b"]]
+    assert not line.adapters.num_waiting
+    for name in "be":
+        line.ends[name].set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_draining_scheduler_hands_back_what_waits(ranks: Ranks) -> None:
+    line = Line(ranks)
+    await ranks.settle(line.adapters)
+    *running, c, d = [await line.begun(name) for name in "abcd"]
+    line.engine.engine_state = scheduler_pb2.DRAINING
+    for task in (c, d):
+        with pytest.raises(Unavailable, match="shutting down"):
+            await task
+    assert line.running == ["a", "b"]
+    for task in running:
+        task.cancel()
 
 
 async def test_what_cannot_be_asked_for_is_refused(ranks: Ranks) -> None:
