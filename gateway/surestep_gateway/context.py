@@ -51,8 +51,7 @@ class Gateway:
     @property
     def adapters(self) -> dict[str, Adapter]:
         """The adapters that may be asked for in its place, by name."""
-        known = self.pool.info.adapters if self.pool.is_known else ()
-        return {adapter.name: adapter for adapter in known}
+        return self.pool.adapters
 
     @property
     def loads_adapters(self) -> bool:

@@ -52,14 +52,16 @@ PAUSE_WAIT: PauseMode
 PAUSE_KEEP: PauseMode
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path", "in_place")
+    __slots__ = ("name", "path", "in_place", "digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     in_place: bool
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., in_place: _Optional[bool] = ...) -> None: ...
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., in_place: _Optional[bool] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("name",)

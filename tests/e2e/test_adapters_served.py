@@ -204,7 +204,9 @@ def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
     for adapted in serve_adapters(tmp_path, 4, "--api-key-file", str(keys), on_demand=True):
         for name in (*adapted.folders, "adapter-3", "tiny", "adapter-0"):
             assert adapted.answer(name, prompt, 0) == adapted.expected(name, prompt, 0)
-        assert not differing(adapted, 4, adapted.stack.kill_rank)  # three adapters of two places
+        assert not differing(adapted, 4, adapted.stack.kill_rank)  # four at two places
+        for name in ("adapter-1", "adapter-3"):
+            assert adapted.answer(name, prompt, 1) == adapted.expected(name, prompt, 1)
         for name in ("adapter-4", "../adapters/adapter-0"):
             with pytest.raises(NotFoundError, match="does not exist"):
                 adapted.answer(name, prompt, 0)

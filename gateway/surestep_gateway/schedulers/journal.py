@@ -221,8 +221,8 @@ class ResumableStream:
         if scheduler is not None:
             return scheduler
         try:
-            model = self._journal.model_fingerprint
-            found = self._pool.acquire(self._key, self._time_to_wait(), model)
+            what = self._journal.model_fingerprint, self._journal.adapter
+            found = self._pool.acquire(self._key, self._time_to_wait(), *what)
             return await self._in_time(found)
         except Unavailable as error:
             raise self._error or error from None
@@ -298,8 +298,8 @@ class ResumableStream:
         back.
         """
         self._full += 1
-        model = self._journal.model_fingerprint
-        self._next = self._pool.pick(self._key, (scheduler,), model) if self._full == 1 else None
+        what = self._journal.model_fingerprint, self._journal.adapter
+        self._next = self._pool.pick(self._key, (scheduler,), *what) if self._full == 1 else None
         if self._next is not None:
             return
         if self._siblings.accepted and not self._journal.started:

@@ -2,7 +2,8 @@
 
 One that no list names any more gets requests only where no other does; what it has goes on to its
 end, and then it is let go. One that is found at run time gets requests once it has said that it
-serves, and what: a list may name what is not ours.
+serves, and what: a list may name what is not ours. It is given the adapters that others have, and
+gets no requests for one before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+
+from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.schedulers.discovery import Discovery
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
@@ -36,6 +40,7 @@ class Members:
         self._discoveries = [
             Discovery(url, found, self._put_from(url)) for url, found in places.items()
         ]
+        self.adapters_turn = asyncio.Lock()  # of those that load or unload some
         self.all: tuple[SchedulerClient, ...] = tuple(
             SchedulerClient(address, on_change, number)
             for number, address in enumerate(dict.fromkeys(self._lists[""]))
@@ -48,6 +53,7 @@ class Members:
                 self._running[client] = tasks.create_task(client.run())
             for discovery in self._discoveries:
                 tasks.create_task(discovery.run())
+            tasks.create_task(self._follow_adapters())
             while self._discoveries:
                 await asyncio.sleep(SWEEP_S)
                 await self._let_go()
@@ -63,16 +69,25 @@ class Members:
         found = [one.trouble for one in self._discoveries if one.trouble]
         return "; ".join(found) if found or self.all else "none is known yet"
 
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The adapters that any has, by name."""
+        known = [one for one in self.all if one.proven]
+        return {adapter.name: adapter for one in known for adapter in one.adapters}
+
     def usable(
-        self, model: str = "", avoid: Collection[SchedulerClient] = ()
+        self, model: str = "", avoid: Collection[SchedulerClient] = (), adapter: str = ""
     ) -> list[SchedulerClient]:
         """Return those that may be sent a request now, with the fingerprint of a `model` those that
-        may serve it; one that leaves only where there is no other.
+        may serve it, with the name of an `adapter` those that have it; one that leaves only where
+        there is no other.
         """
         now = time.monotonic()
         admitting = [client for client in self.all if client.admits(now)]
         self._vet([client for client in admitting if not client.leaving])
         fit = [one for one in admitting if one.proven and one not in avoid and one.may_have(model)]
+        if adapter and (known := self.adapters.get(adapter)) is not None:
+            fit = [one for one in fit if one.has(known)]
         return [client for client in fit if not client.leaving] or fit
 
     def _vet(self, admitting: Collection[SchedulerClient]) -> None:
@@ -129,6 +144,36 @@ class Members:
                 await _end(client, self._running.pop(client))
                 logger.info("scheduler %s has left", client.address)
         self._on_change()
+
+    async def _follow_adapters(self) -> None:
+        """Load at those that have begun to serve what others have."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for client in [one for one in self.all if one.is_new and one.admits(now)]:
+                if client.proven and client.info is not None:
+                    async with self.adapters_turn:
+                        client.is_new = False
+                        await self._bring_in_line(client)
+
+    async def _bring_in_line(self, client: SchedulerClient) -> None:
+        others = [one for one in self.all if one is not client and one.proven and one.serving]
+        for one in (client, *others):
+            await one.learn()
+        theirs = {adapter.name: adapter for one in others for adapter in one.adapters}
+        for adapter in theirs.values():
+            if client.has(adapter):
+                continue
+            try:
+                await client.load_adapter(adapter.name, adapter.path, digest=adapter.digest)
+                logger.info("scheduler %s has adapter '%s' now, too", client.address, adapter.name)
+            except SurestepError as error:
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    client.is_new = True  # and is tried again
+                await client.learn()  # another gateway may have loaded it
+                if not client.has(adapter):
+                    what = client.address, adapter.name, error.message
+                    logger.warning("scheduler %s lacks adapter '%s' of the others: %s", *what)
 
 
 async def _end(client: SchedulerClient, running: asyncio.Task[None]) -> None:

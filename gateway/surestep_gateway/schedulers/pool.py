@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from surestep_common.errors import ModelChanged, ModelNotLoaded, Unavailable
 from surestep_proto.scheduler_pb2 import SchedulerInfo
+from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.schedulers.losses import IsolationQueue
 from surestep_gateway.schedulers.members import Members
@@ -179,8 +180,23 @@ class SchedulerPool:
         """Return what a scheduler says that serves, else one that did, if it has left meanwhile."""
         known = [one for one in self.schedulers if one.info is not None and one.proven]
         if known:
-            self._info = min(known, key=lambda one: (not one.serving, one.leaving)).info
+            first = min(known, key=lambda one: (not one.serving, one.leaving))
+            self._info = first.info
+            others = [one for one in self.adapters.values() if not first.lists(one)]
+            if self._info is not None and others:
+                self._info = SchedulerInfo.FromString(self._info.SerializeToString())
+                self._info.adapters.extend(others)
         return self._info
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The adapters that requests may name, by name."""
+        return self._members.adapters
+
+    @property
+    def adapters_turn(self) -> asyncio.Lock:
+        """The lock of those who load or unload adapters."""
+        return self._members.adapters_turn
 
     @property
     def trouble(self) -> str:
@@ -195,36 +211,45 @@ class SchedulerPool:
         return f": {'; '.join(known)}" if known else ""
 
     def pick(
-        self, key: bytes, avoid: Collection[SchedulerClient] = (), model: str = ""
+        self,
+        key: bytes,
+        avoid: Collection[SchedulerClient] = (),
+        model: str = "",
+        adapter: str = "",
     ) -> SchedulerClient | None:
         """Return the scheduler for a prefix (see `prefix_key`), None if none accepts requests.
 
-        With the fingerprint of a `model`, only schedulers that may serve it are considered.
+        With the fingerprint of a `model`, or the name of an `adapter`, only schedulers that may
+        serve it are considered.
         """
-        usable = self._members.usable(model, avoid)
+        usable = self._members.usable(model, avoid, adapter)
         candidates = [
             RoutingCandidate(one.address, one.load, one.stats.num_slots_total, one.full)
             for one in usable
         ]
         return usable[choose(key, candidates)] if usable else None
 
-    async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
+    async def acquire(
+        self, key: bytes, timeout_s: float, model: str = "", adapter: str = ""
+    ) -> SchedulerClient:
         """Wait until `pick` has a scheduler and return it.
 
         Raise Unavailable after `timeout_s`, which begin anew when a scheduler has drained, whose
         successor comes then, or is paused no more; and at once where all refuse requests meanwhile.
         Raise ModelChanged when every scheduler serves another model.
         """
-        scheduler = self.pick(key, model=model)
+        scheduler = self.pick(key, (), model, adapter)
         if scheduler is None:
             with self._wanted():
-                scheduler = await self._wait_for_one(key, timeout_s, model)
+                scheduler = await self._wait_for_one(key, timeout_s, model, adapter)
         self.used_at = time.monotonic()
         return scheduler
 
-    async def _wait_for_one(self, key: bytes, timeout_s: float, model: str) -> SchedulerClient:
+    async def _wait_for_one(
+        self, key: bytes, timeout_s: float, model: str, adapter: str
+    ) -> SchedulerClient:
         began = time.monotonic()
-        while (scheduler := self.pick(key, model=model)) is None:
+        while (scheduler := self.pick(key, (), model, adapter)) is None:
             self._check_fault()
             known = self.schedulers
             if known and not any(scheduler.may_have(model) for scheduler in known):

@@ -60,6 +60,7 @@ class SchedulerClient:
         self.breaker = CircuitBreaker()
         self.serving = False  # by its health service
         self.silent = False  # it is connected and does not answer
+        self.is_new = False  # it serves since lately: it may lack adapters that the others have
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
         self.trouble = ""  # its reason for not serving; empty while it serves
         self.drained_at = -math.inf  # when it was last known to drain, by time.monotonic()
@@ -191,6 +192,7 @@ class SchedulerClient:
     def _set_serving(self, serving: bool) -> None:
         if serving != self.serving:
             logger.info("scheduler %s %s", self.address, "serves" if serving else "does not serve")
+            self.is_new = serving
         self.serving = serving
         self._on_change()
 
@@ -231,9 +233,8 @@ class SchedulerClient:
     @property
     def _has_other_adapters(self) -> bool:
         """Return whether adapters were loaded or unloaded since its facts were learnt."""
-        known = () if self.info is None else self.info.adapters
         served = {(one.name, one.digest) for one in self.stats.adapters if not one.leaving}
-        return {(one.name, one.digest) for one in known} != served
+        return {(one.name, one.digest) for one in self.adapters} != served
 
     @property
     def paused(self) -> bool:
@@ -373,9 +374,25 @@ class SchedulerClient:
             )
         return answer
 
-    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> Adapter:
+    @property
+    def adapters(self) -> Sequence[Adapter]:
+        """The adapters that are loaded there."""
+        return () if self.info is None else self.info.adapters
+
+    def lists(self, adapter: Adapter) -> bool:
+        """Return whether an adapter of this name is loaded there."""
+        return any(one.name == adapter.name for one in self.adapters)
+
+    def has(self, adapter: Adapter) -> bool:
+        """Return whether requests may name an adapter there, which may load it for them."""
+        loads = self.info is not None and self.info.loads_adapters
+        return self.lists(adapter) or (loads and adapter.path.endswith(f"/{adapter.name}"))
+
+    async def load_adapter(
+        self, name: str, path: str, *, in_place: bool = False, digest: str = ""
+    ) -> Adapter:
         """Have it load an adapter, which requests may name then. Raise SurestepError."""
-        request = pb.LoadAdapterRequest(name=name, path=path, in_place=in_place)
+        request = pb.LoadAdapterRequest(name=name, path=path, in_place=in_place, digest=digest)
         with self._asking():
             loaded: Adapter = await self._stub.LoadAdapter(request, timeout=_LOAD_S)
         await self.learn()

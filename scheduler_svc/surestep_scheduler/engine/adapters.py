@@ -205,9 +205,16 @@ class Adapters:
             return [_as_core(adapter) for adapter in lost]
 
     async def load(
-        self, group: WorkerGroup | None, name: str, path: str, in_use: InUse, *, in_place: bool
+        self,
+        group: WorkerGroup | None,
+        name: str,
+        path: str,
+        in_use: InUse,
+        *,
+        in_place: bool,
+        digest: str = "",
     ) -> pb.Adapter:
-        """Load a folder on all ranks; requests may name it then.
+        """Load a folder on all ranks; requests may name it then. A `digest` is what it must have.
 
         Raises ModelNotFound and InvalidRequest, which change nothing, QueueFull without a place,
         Unavailable.
@@ -220,7 +227,7 @@ class Adapters:
             if before is not None and not in_place:
                 message = f"an adapter '{name}' is loaded already: unload it, or load it in place"
                 raise InvalidRequest(message, param="lora_name")
-            loaded = await self._load(group, name, path, in_use)
+            loaded = await self._load(group, name, path, in_use, digest)
             if before is not None:
                 self._leaving.append(before)
             self._loaded[name] = loaded
@@ -245,10 +252,10 @@ class Adapters:
                     self._leaving.remove(adapter)
 
     async def _load(
-        self, group: WorkerGroup | None, name: str, path: str, in_use: InUse
+        self, group: WorkerGroup | None, name: str, path: str, in_use: InUse, digest: str = ""
     ) -> pb.Adapter:
         group = _ranks(group)
-        wanted = pb.Adapter(name=name, path=path)
+        wanted = pb.Adapter(name=name, path=path, digest=digest)
         free = [place for place in range(self._num_places) if place not in self._taken]
         wanted.place = free[0] if free else await self._make_room(group, wanted, in_use)
         return await group.load_adapter(wanted)

@@ -101,8 +101,9 @@ async def resume(engine: Engine, tags: Iterable[str]) -> Sequence[str]:
 async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker_pb2.Adapter:
     """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
     await _sweep(engine)
+    wanted, how = (request.name, request.path), (request.in_place, request.digest)
     return await engine.adapters.load(
-        engine.group, request.name, request.path, _in_use(engine), in_place=request.in_place
+        engine.group, *wanted, _in_use(engine), in_place=how[0], digest=how[1]
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from support.fakes.scheduler import FakeScheduler, default_info, emulated, start, tokens
 from support.patience import PATIENCE_S
 from support.processes.gateway_stack import Events, Paused, Stack, StartStack
+from surestep_common.errors import InvalidRequest
 from surestep_gateway.schedulers import discovery, members
 from surestep_proto.scheduler_pb2 import (
     LENGTH,
@@ -46,11 +47,11 @@ class Fleet:
                     return
                 await asyncio.sleep(0.01)
 
-    async def asked(self, number: int = 8) -> list[FakeScheduler]:
+    async def asked(self, number: int = 8, **body: str) -> list[FakeScheduler]:
         """Send requests with prefixes of their own; who has got some?"""
         before = [len(one.requests) for one in self.all]
         for salt in range(number):
-            answer = await self.stack.complete(max_tokens=2, cache_salt=str(salt))
+            answer = await self.stack.complete(max_tokens=2, cache_salt=str(salt), **body)
             assert answer.status_code == 200, answer.text
         return [one for one, had in zip(self.all, before, strict=True) if len(one.requests) > had]
 
@@ -90,6 +91,32 @@ async def test_one_comes_and_another_leaves(fleet: Fleet, dies: bool) -> None:
     await fleet.knows(new)
     assert len(new.requests) == 8 + dies
     assert len(fleet.stack.server.gateway.pool.schedulers) == 1
+
+
+async def test_one_that_comes_gets_the_adapters_of_the_others(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no requests for one that it has not, before that or where it does not get it."""
+    old, new, other = fleet.all
+    old.add_adapter("legal", "/srv/legal", "of legal")
+    new.restarting, other.load_fault = asyncio.Event(), InvalidRequest("another than before")
+    fleet.names(old)
+    await fleet.knows(old)
+    fleet.names(old, new, other)
+    await fleet.knows(old, new, other)
+    async with asyncio.timeout(PATIENCE_S):
+        while not new.loads:
+            await asyncio.sleep(0.01)
+        assert await fleet.asked(model="legal") == [old]
+        assert new in await fleet.asked()
+        new.restarting.set()
+        while "lacks adapter 'legal' of the others: another than" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert await fleet.asked(16, model="legal") == [old, new]
+    (load,) = new.loads
+    assert (load.name, load.path, load.digest) == ("legal", "/srv/legal", "of legal")
+    models = (await fleet.stack.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in models][1:] == ["legal"]
 
 
 def ids_of(events: Events) -> list[int]:

@@ -101,6 +101,10 @@ async def test_a_load_is_on_all_ranks_or_none(ranks: Ranks) -> None:
     ranks.stubs[1].fault, ranks.stubs[1].digest = None, "another of {}"
     with pytest.raises(InvalidRequest, match="different"):
         await load(adapters, ranks, "b")
+    ranks.stubs[1].digest = "digest of {}"
+    how: Any = {"in_place": False, "digest": "of another scheduler's"}
+    with pytest.raises(InvalidRequest, match="another adapter"):
+        await adapters.load(ranks.group, "b", "/b", idle, **how)
     assert ranks.names == [["a"], ["a"]]
     with pytest.raises(ModelNotFound):
         adapters.find("b")

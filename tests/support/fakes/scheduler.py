@@ -24,6 +24,7 @@ from surestep_proto.scheduler_pb2 import (
     DeliverRequest,
     GenerateChunk,
     GenerateRequest,
+    LoadAdapterRequest,
     RequestEnd,
     RequestStart,
     RestartWorkersResponse,
@@ -31,6 +32,7 @@ from surestep_proto.scheduler_pb2 import (
     SchedulerStats,
     SchedulerStatus,
 )
+from surestep_proto.worker_pb2 import Adapter
 
 
 class Deliveries:
@@ -226,6 +228,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     time_remaining: list[float] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
+    loads: list[LoadAdapterRequest] = field(default_factory=list)
+    load_fault: Exception | None = None
     num_info: int = 0  # times that Info was asked for
     num_status: int = 0  # times that Status was asked for
     deliveries: Deliveries = field(default_factory=Deliveries)
@@ -282,6 +286,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
         while self.hanging:
             await asyncio.sleep(0.01)
         return self.stats
+
+    async def LoadAdapter(self, request: LoadAdapterRequest, context: Any) -> Adapter:
+        """Not before `restarting` is set, if it is there."""
+        self.loads.append(request)
+        if self.restarting is not None:
+            await self.restarting.wait()
+        if self.load_fault is not None:
+            raise self.load_fault
+        return self.add_adapter(request.name, request.path, request.digest)
+
+    def add_adapter(self, name: str, path: str, digest: str) -> Adapter:
+        self.stats.adapters.add(name=name, digest=digest)
+        return self.info.adapters.add(name=name, path=path, digest=digest)
 
     async def RestartWorkers(self, request: Any, context: Any) -> RestartWorkersResponse:
         """Not serving until `restarting` is set, if it is there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -54,7 +53,6 @@ class AdapterRoutes:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._administrators = Administrators(models)
-        self._turn = asyncio.Lock()
 
     def routes(self) -> Iterator[RuledRoute]:
         if not (self._models.first.settings.enable_lora and self._administrators.exist):
@@ -75,7 +73,7 @@ class AdapterRoutes:
             loaded = await scheduler.load_adapter(name, body.lora_path, in_place=body.load_inplace)
             return {"digest": loaded.digest}
 
-        async with self._turn:
+        async with self._administrators.model(request).pool.adapters_turn:
             done = await self._administrators.at_each(request, load)
             if done.failures:
                 succeeded = [one["scheduler"] for one in done.told if "digest" in one]
@@ -98,7 +96,7 @@ class AdapterRoutes:
                 missing.append(error)
             return {}
 
-        async with self._turn:
+        async with self._administrators.model(request).pool.adapters_turn:
             done = await self._administrators.at_each(request, unload)
         if len(missing) == len(done.told):
             raise missing[0]

@@ -80,9 +80,13 @@ class Administrators:
     def of_one_model(self, request: Request) -> list[SchedulerClient]:
         """Return the schedulers of the model that is asked for, or of the only one. Raise NotFound,
         MissingParameter."""
-        if "model" not in request.query_params:
-            self._models.unnamed()
+        self.model(request)
         return self.schedulers(request)
+
+    def model(self, request: Request) -> Gateway:
+        """Return the model that is asked for, or the only one. Raise NotFound, MissingParameter."""
+        name = request.query_params.get("model")
+        return self._models.unnamed() if name is None else self._models.named(name)
 
     def _asked(self, request: Request) -> Sequence[Gateway]:
         name = request.query_params.get("model")
