@@ -21,6 +21,7 @@ from support.checkpoints.adapters import (
 )
 from support.checkpoints.compressed import PRESETS, compressed_twins, scheme
 from support.checkpoints.gguf_files import write_gguf
+from support.checkpoints.gpt_oss import make_mxfp4_twins
 from support.checkpoints.quantize import Twins, quantize, round_plain
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import (
@@ -63,7 +64,7 @@ MODELS: dict[str, tuple[Callable[[Path], None], list[str], dict[str, Any]]] = {
     "phi3": (make_phi3, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], NGRAM),
     "gemma": (partial(make_branches, name="gemma2"), DENSE, NGRAM),
     "mixtral": (partial(make_small, "mixtral"), [*ATTENTION, *EXPERTS], NGRAM),
-    "qwen3_moe": (partial(make_small, "qwen3_moe"), [*DENSE, *EXPERTS], NGRAM),
+    "qwen3_moe": (partial(make_small, "qwen3_moe"), [*DENSE, *EXPERTS, "mlp.gate.weight"], NGRAM),
     "gpt_oss": (make_gpt_oss, [*ATTENTION, *EXPERTS], NGRAM),
     "experts by transformers": (partial(make_small, "olmoe"), [*ATTENTION, *EXPERTS], NGRAM),
     "old": (partial(make_small, "mixtral"), [], NGRAM),
@@ -295,11 +296,17 @@ def _gguf(source: Path) -> Packed:
     return Packed(write_gguf(source, source.with_suffix(".gguf"), lambda name: Type.Q4_1), {})
 
 
+def _experts(source: Path) -> Packed:
+    how: Any = {"vocab": VOCAB, "eos_token_ids": (EOS,), "seed": 7}
+    return Packed(make_mxfp4_twins(source.with_name("experts"), **how), {})
+
+
 PACKED: dict[str, Callable[[Path], Packed]] = {
     **{name: partial(_rounded, name) for name in ("int8", "int4")},
     **{method: partial(_stored, method) for method in ("fp8", "awq", "gptq")},
     **{preset: partial(_compressed, preset) for preset in ("MXFP4", "W4A16", "W4A16_ASYM")},
     "gguf": _gguf,
+    "experts": _experts,
 }
 
 
@@ -312,8 +319,9 @@ def test_adapters_beside_packed_weights(kind: str, tmp_path: Path) -> None:
     sizes: Any = {"vocab": VOCAB, "hidden": 64, "heads": 2, "kv_heads": 1, "intermediate": 128}
     make_tiny_checkpoint(source, seed=7, **sizes)
     (packed, plain), settings = PACKED[kind](source)
+    targets = [*ATTENTION, *EXPERTS] if kind == "experts" else DENSE
     adapters = [
-        make_adapter(plain, tmp_path / f"adapter {seed}", seed=seed, rank=rank)
+        make_adapter(plain, tmp_path / f"adapter {seed}", seed=seed, rank=rank, targets=targets)
         for seed, rank in enumerate((1, 8))
     ]
     bench = Bench(packed, adapters, NGRAM, HeldWeights(packed), plain)

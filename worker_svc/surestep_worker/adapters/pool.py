@@ -209,17 +209,20 @@ class AdapterPool:
         self._seals[place] = 0
         for product in self._products.values():
             product.words[2][product.at(place)] = 0
+        source, whole = "", None
         for share in shares:
             part = self._parts.get(share.layer)
             if part is None:  # of an expert on another rank
                 continue
-            product = self._products[part.product]
-            at, (a, b) = place * product.items + part.item, share.cut(*tensors[share.source])
+            if whole is None or share.source != source:
+                source, whole = share.source, share.unstacked(*tensors[share.source])
+            product, (a, b) = self._products[part.product], (half[share.expert] for half in whole)
             host_a, host_b, ranks, _ = product.words
-            rank = ranks[at, part.number] = len(a)
+            at, rank = place * product.items + part.item, share.rank
+            ranks[at, part.number] = rank
             host_a[at, part.number, :rank] = a[:, part.pieces[0][1].columns]
             for first, piece in part.pieces:
-                mine = b[piece.row : piece.end_row].T
+                mine = b[:, share.rows][:, piece.row : piece.end_row]
                 host_b[at, :rank, first : first + mine.shape[1]] = mine
             product.host.scales[at, part.number] = share.scale
         self._send(place)

@@ -35,10 +35,10 @@ class Share(NamedTuple):
     experts: int = 1  # of the stack
     rows: slice = slice(None)  # of the stack's outputs
 
-    def cut(self, a: Words, b: Words) -> tuple[Words, Words]:
-        """Return A [r, K] and B [N, r] of the tensors of the adapter's module."""
-        a = a.reshape(self.experts, self.rank, -1)[self.expert]
-        return a, b.reshape(-1, self.rank, self.experts)[self.rows, :, self.expert]
+    def unstacked(self, a: Words, b: Words) -> tuple[Words, Words]:
+        """Return A [E, r, K] and B [E, r, N] of the tensors of the adapter's module."""
+        b = b.reshape(-1, self.rank, self.experts).transpose(2, 1, 0)
+        return a.reshape(self.experts, self.rank, -1), np.ascontiguousarray(b)
 
 
 def canonical(module: str) -> str:
