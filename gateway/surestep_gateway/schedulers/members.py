@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
+from surestep_proto.scheduler_pb2 import LoadAdapterRequest
 from surestep_proto.worker_pb2 import Adapter
 
 from surestep_gateway.schedulers.discovery import Discovery
@@ -87,7 +88,7 @@ class Members:
         self._vet([client for client in admitting if not client.leaving])
         fit = [one for one in admitting if one.proven and one not in avoid and one.may_have(model)]
         if adapter and (known := self.adapters.get(adapter)) is not None:
-            fit = [one for one in fit if one.has(known)]
+            fit = [one for one in fit if _has(one, known)]
         return [client for client in fit if not client.leaving] or fit
 
     def _vet(self, admitting: Collection[SchedulerClient]) -> None:
@@ -162,18 +163,27 @@ class Members:
             await one.learn()
         theirs = {adapter.name: adapter for one in others for adapter in one.adapters}
         for adapter in theirs.values():
-            if client.has(adapter):
+            if _has(client, adapter):
                 continue
             try:
-                await client.load_adapter(adapter.name, adapter.path, digest=adapter.digest)
+                await client.load_adapter(
+                    LoadAdapterRequest(name=adapter.name, path=adapter.path, digest=adapter.digest)
+                )
                 logger.info("scheduler %s has adapter '%s' now, too", client.address, adapter.name)
             except SurestepError as error:
                 if isinstance(error, Unavailable | DeadlineExceeded):
                     client.is_new = True  # and is tried again
                 await client.learn()  # another gateway may have loaded it
-                if not client.has(adapter):
+                if not _has(client, adapter):
                     what = client.address, adapter.name, error.message
                     logger.warning("scheduler %s lacks adapter '%s' of the others: %s", *what)
+
+
+def _has(client: SchedulerClient, adapter: Adapter) -> bool:
+    """Return whether requests may name an adapter there, which may load it for them."""
+    loads = client.info is not None and client.info.loads_adapters
+    in_folder = loads and adapter.path.endswith(f"/{adapter.name}")
+    return in_folder or any(one.name == adapter.name for one in client.adapters)
 
 
 async def _end(client: SchedulerClient, running: asyncio.Task[None]) -> None:

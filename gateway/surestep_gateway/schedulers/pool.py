@@ -182,7 +182,8 @@ class SchedulerPool:
         if known:
             first = min(known, key=lambda one: (not one.serving, one.leaving))
             self._info = first.info
-            others = [one for one in self.adapters.values() if not first.lists(one)]
+            names = {adapter.name for adapter in first.adapters}
+            others = [one for one in self.adapters.values() if one.name not in names]
             if self._info is not None and others:
                 self._info = SchedulerInfo.FromString(self._info.SerializeToString())
                 self._info.adapters.extend(others)

@@ -379,28 +379,15 @@ class SchedulerClient:
         """The adapters that are loaded there."""
         return () if self.info is None else self.info.adapters
 
-    def lists(self, adapter: Adapter) -> bool:
-        """Return whether an adapter of this name is loaded there."""
-        return any(one.name == adapter.name for one in self.adapters)
-
-    def has(self, adapter: Adapter) -> bool:
-        """Return whether requests may name an adapter there, which may load it for them."""
-        loads = self.info is not None and self.info.loads_adapters
-        return self.lists(adapter) or (loads and adapter.path.endswith(f"/{adapter.name}"))
-
-    async def load_adapter(
-        self, name: str, path: str, *, in_place: bool = False, digest: str = ""
-    ) -> Adapter:
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> Adapter:
         """Have it load an adapter, which requests may name then. Raise SurestepError."""
-        request = pb.LoadAdapterRequest(name=name, path=path, in_place=in_place, digest=digest)
         with self._asking():
             loaded: Adapter = await self._stub.LoadAdapter(request, timeout=_LOAD_S)
         await self.learn()
         return loaded
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
         """Have it answer no more requests with an adapter. Raise SurestepError."""
-        request = pb.UnloadAdapterRequest(name=name)
         with self._asking():
             await self._stub.UnloadAdapter(request, timeout=_QUERY_TIMEOUT_S)
         await self.learn()

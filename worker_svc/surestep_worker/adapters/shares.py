@@ -23,7 +23,7 @@ Words = np.ndarray[Any, Any]  # numbers by their bits, which are copied fast
 
 
 class Share(NamedTuple):
-    """What an adapter adds to one linear layer of the model."""
+    """Share of an adapter in one linear layer of the model."""
 
     layer: str  # canonical name
     source: str  # the adapter's module

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from surestep_common.errors import InvalidRequest, ModelNotFound, SurestepError
+from surestep_proto.scheduler_pb2 import LoadAdapterRequest, UnloadAdapterRequest
 
 from surestep_gateway.apis.route import DescribedRoute, Description
 from surestep_gateway.context import Models
@@ -70,8 +71,8 @@ class AdapterRoutes:
             raise InvalidRequest(f"'{name}' is the name of a model", param="lora_name")
 
         async def load(scheduler: SchedulerClient) -> dict[str, Any]:
-            loaded = await scheduler.load_adapter(name, body.lora_path, in_place=body.load_inplace)
-            return {"digest": loaded.digest}
+            wanted = LoadAdapterRequest(name=name, path=body.lora_path, in_place=body.load_inplace)
+            return {"digest": (await scheduler.load_adapter(wanted)).digest}
 
         async with self._administrators.model(request).pool.adapters_turn:
             done = await self._administrators.at_each(request, load)
@@ -79,7 +80,7 @@ class AdapterRoutes:
                 succeeded = [one["scheduler"] for one in done.told if "digest" in one]
                 for scheduler in schedulers:
                     if scheduler.address in succeeded:
-                        await scheduler.unload_adapter(name)
+                        await scheduler.unload_adapter(UnloadAdapterRequest(name=name))
                 return JsonResponse(error_body(done.failures[0]), 503)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -91,7 +92,7 @@ class AdapterRoutes:
 
         async def unload(scheduler: SchedulerClient) -> dict[str, Any]:
             try:
-                await scheduler.unload_adapter(name)
+                await scheduler.unload_adapter(UnloadAdapterRequest(name=name))
             except ModelNotFound as error:  # at one of several, it is gone already
                 missing.append(error)
             return {}
