@@ -14,7 +14,7 @@ import httpx
 import pytest
 from e2e.conftest import SPECULATION
 from openai import NotFoundError, PermissionDeniedError
-from support.checkpoints.adapters import Asked, make_adapter, peft_answers
+from support.checkpoints.adapters import EXPERTS, Asked, make_adapter, peft_answers
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
 from support.processes.stack import Stack, serve
@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.rotates(2, turn=1)]
 KEY = {"authorization": "Bearer admin"}
 LENGTH = 16
 SPARE = 3  # places beyond those of the adapters at the start
-TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+ATTENTION = ["q_proj", "v_proj", "o_proj"]
+TARGETS = {"llama": [*ATTENTION, "gate_proj", "down_proj"], "mixtral": [*ATTENTION, *EXPERTS]}
 
 
 class Adapted(NamedTuple):
@@ -112,12 +113,16 @@ def differing(adapted: Adapted, num_prompts: int, disturb: Callable[[], object])
 
 
 def serve_adapters(
-    folder: Path, count: int, *flags: str, on_demand: bool = False
+    folder: Path, count: int, *flags: str, on_demand: bool = False, family: str = "llama"
 ) -> Iterator[Adapted]:
-    model = make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True)
+    model = make_tiny_checkpoint(folder / "tiny", family, seed=7, tokenizer=True)
     folders = {
         f"adapter-{i}": make_adapter(
-            model, folder / "adapters" / f"adapter-{i}", seed=i, rank=1 + i % 8, targets=TARGETS
+            model,
+            folder / "adapters" / f"adapter-{i}",
+            seed=i,
+            rank=1 + i % 8,
+            targets=TARGETS[family],
         )
         for i in range(count)
     }
@@ -131,13 +136,20 @@ def serve_adapters(
         yield Adapted(stack, model, folders)
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
+RANKS = {
+    "one rank": ("llama",),
+    "two ranks": ("llama", "--tensor-parallel-size", "2"),
+    "experts": ("mixtral", "--tensor-parallel-size", "2", "--enable-expert-parallel"),
+}
+
+
+@pytest.fixture(scope="module", params=RANKS)
 def adapted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Adapted]:
-    ranks = "--tensor-parallel-size", request.param
-    folder = tmp_path_factory.mktemp("adapted")
-    yield from serve_adapters(folder, 4, "--speculative-config", SPECULATION, *ranks)
+    folder, (family, *ranks) = tmp_path_factory.mktemp("adapted"), RANKS[request.param]
+    speculation = "--speculative-config", SPECULATION
+    yield from serve_adapters(folder, 4, *speculation, *ranks, family=family)
 
 
 def kill(pid: int) -> None:
