@@ -129,11 +129,14 @@ class AdapterPool:
             self._tensor((places * items, parts), torch.float32),
             torch.tensor(spans, dtype=torch.int64),
         )
-        device = AdapterWeights(*map(self._placed, host))
+        device = AdapterWeights(*map(self._empty, host))
+        device = device._replace(spans=host.spans.to(self._device))
         return _Product(items, host, device, [*map(_words, host[:4])])
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+    def _empty(self, host: Tensor) -> Tensor:
+        """Return what has a tensor on the device; the host's own takes memory where it is read."""
+        cpu = self._device.type == "cpu"
+        return host if cpu else torch.zeros_like(host, device=self._device)
 
     @property
     def place_bytes(self) -> int:
@@ -250,11 +253,13 @@ class AdapterPool:
         return digest
 
     def _verify(self) -> None:
-        """Let go of places that are not as they were sealed."""
+        """Let go of places that are not as they were sealed, and send the others to the device."""
         for place in np.flatnonzero(self._seals[:, 0]).tolist():
             if self._digest_of(place) != self._seals[place, 1]:
                 logger.warning("the adapter at place %d is not whole, and is loaded again", place)
                 self._seals[place] = 0
+            else:
+                self._send(place)
 
     def _about(self, place: int) -> pb.Adapter:
         return pb.Adapter(**json.loads(self._abouts[place].tobytes().rstrip(b"\0")))
