@@ -46,7 +46,7 @@ def test_what_peft_has_written_is_read(adapter: Path) -> None:
 
 
 def test_ranks_and_factors_of_single_modules(model: Path, tmp_path: Path) -> None:
-    patterns: Any = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 10}}
+    patterns: Any = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {r".*\.q_proj": 10}}
     adapter = make_adapter(model, tmp_path / "a", rank=4, alpha=6, use_rslora=True, **patterns)
     modules, scaling, _ = read_folder(adapter)
     assert modules[Q].a.shape[0] == 2
@@ -70,6 +70,7 @@ def test_the_digest_is_of_numbers_and_factors(adapter: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type = IA3"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"alpha_pattern": {"(a+)+": 3}}, "no expressions"),
+        ({"alpha_pattern": [3]}, "no expressions"),
         ({"alpha_pattern": {"q_proj": "x"}}, "q_proj"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": float("nan")}, "lora_alpha"),

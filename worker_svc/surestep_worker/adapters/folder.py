@@ -160,8 +160,9 @@ def _scaling(config: Mapping[str, Any]) -> Scaling:
     fields = Fields(config, CONFIG)
     fields.size("r", _MOST_RANK)
     patterns = config.get("alpha_pattern") or {}
-    ends = {key: key.removeprefix(_ANY_BEFORE) for key in patterns}
-    if not isinstance(patterns, dict) or not all(map(_LITERAL.fullmatch, ends.values())):
+    known = patterns if isinstance(patterns, dict) else {"": None}
+    ends = {key: key.removeprefix(_ANY_BEFORE) for key in known}
+    if not all(map(_LITERAL.fullmatch, ends.values())):
         _refuse("alpha_pattern", patterns, "only ends of names are served, no expressions")
     alphas = Fields(patterns, CONFIG)
     return Scaling(
