@@ -16,6 +16,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
+from typing import NamedTuple
 
 from surestep_common.errors import (
     InvalidRequest,
@@ -26,6 +28,7 @@ from surestep_common.errors import (
     Unavailable,
 )
 from surestep_common.request_params import check_name
+from surestep_common.tenants import may_enter
 from surestep_proto import worker_pb2 as pb
 
 from surestep_scheduler.core.sequence import Adapter
@@ -46,6 +49,14 @@ class PlacesTaken(QueueFull):
     """Refusal of an adapter for which no place is idle."""
 
 
+class Ticket(NamedTuple):
+    """Place in the line of those who wait for a place."""
+
+    number: int
+    name: str  # of the adapter
+    tenant: str
+
+
 class Adapters:
     """Adapters of one engine. Every change goes to the ranks first, one at a time."""
 
@@ -55,7 +66,8 @@ class Adapters:
         self._wanted, self._folder = dict(wanted), folder
         self._named: dict[str, None] = {}  # by requests, the longest ago first
         self._calls = Counter[Adapter]()  # that have an adapter, whether they are queued yet or not
-        self._line: dict[object, str] = {}  # requests that wait for a place: what they name
+        self._line: list[Ticket] = []  # of requests that wait for a place
+        self._tickets = count()
         self._moved = asyncio.Event()  # the line has, or a place may be idle
         self._loaded: dict[str, pb.Adapter] = {}  # by name
         self._leaving: list[pb.Adapter] = []  # open requests may have them
@@ -113,7 +125,7 @@ class Adapters:
             raise unknown
         try:
             _check_names(name, self._path_of(name))
-            if next(iter(self._line.values()), name) != name:
+            if self._line and self._line[0].name != name:
                 await _ranks(group).check_adapter(pb.Adapter(name=name, path=self._path_of(name)))
                 raise self._full()
             return await self._load(group, name, self._path_of(name), in_use)
@@ -125,26 +137,33 @@ class Adapters:
     def _path_of(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
+    def check_line(self, tenant: str, most: int) -> None:
+        """Raise PlacesTaken where `most` wait, but for a tenant that has less than its share."""
+        mine = sum(ticket.tenant == tenant for ticket in self._line)
+        tenants = {tenant, *(ticket.tenant for ticket in self._line)}
+        if not may_enter(mine, 1, len(self._line), most, most / len(tenants)):
+            raise self._full()
+
     @contextmanager
-    def waiting(self, name: str) -> Iterator[object]:
-        """Keep a request in line for a place; yield its ticket."""
-        ticket = object()
-        self._line[ticket] = name
+    def waiting(self, name: str, tenant: str) -> Iterator[Ticket]:
+        """Keep a request in line for a place."""
+        ticket = Ticket(next(self._tickets), name, tenant)
+        self._line.append(ticket)
         try:
             yield ticket
         finally:
-            del self._line[ticket]
+            self._line.remove(ticket)
             self._move()
 
-    async def turn(self, ticket: object, poll_s: float) -> None:
+    async def turn(self, ticket: Ticket, poll_s: float) -> None:
         """Return when a request in line should ask again: its adapter has come, or it is the first
         and a place may have become idle."""
-        while self._line[ticket] not in self._loaded:
-            first = next(iter(self._line)) is ticket
+        while ticket.name not in self._loaded:
+            first = self._line[0] is ticket
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s if first else None):
                     await self._moved.wait()
-            if next(iter(self._line)) is ticket:
+            if self._line[0] is ticket:
                 return
 
     def _move(self) -> None:
@@ -262,7 +281,8 @@ class Adapters:
 
     async def _make_room(self, group: WorkerGroup, wanted: pb.Adapter, in_use: InUse) -> int:
         """Unload the idle adapter of the folder that was named longest ago; return its place."""
-        if wanted.name not in self._line.values():  # it was checked before it came in line
+        waits = any(ticket.name == wanted.name for ticket in self._line)
+        if not waits:  # it was checked before it came in line
             await group.check_adapter(wanted)
         if (idle := self._idle(in_use)) is None:
             raise self._full()

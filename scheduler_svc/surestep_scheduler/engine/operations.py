@@ -107,8 +107,10 @@ async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker
     )
 
 
-async def find_adapter(engine: Engine, name: str, deadline: float | None) -> Adapter | None:
-    """Return the adapter that a request names, as soon as it has a place.
+async def find_adapter(
+    engine: Engine, name: str, tenant: str, deadline: float | None
+) -> Adapter | None:
+    """Return the adapter that a tenant's request names, as soon as it has a place.
 
     Raises as Adapters.resolve does, PlacesTaken where too many requests wait for a place, and
     DeadlineExceeded at that time of the engine's clock.
@@ -117,19 +119,18 @@ async def find_adapter(engine: Engine, name: str, deadline: float | None) -> Ada
     try:
         return await engine.adapters.resolve(engine.group, name, _in_use(engine))
     except PlacesTaken:
-        if engine.adapters.num_waiting >= most:
-            raise
+        engine.adapters.check_line(tenant, most)
     left_s = None if deadline is None else deadline - engine.clock()
     try:
         async with asyncio.timeout(left_s):
-            return await _wait_for_place(engine, name)
+            return await _wait_for_place(engine, name, tenant)
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline has passed") from None
 
 
-async def _wait_for_place(engine: Engine, name: str) -> Adapter | None:
+async def _wait_for_place(engine: Engine, name: str, tenant: str) -> Adapter | None:
     """Wait until a place is idle; ranks that are being replaced will have one again."""
-    with engine.adapters.waiting(name) as ticket:
+    with engine.adapters.waiting(name, tenant) as ticket:
         while True:
             await engine.adapters.turn(ticket, _SWEEP_S)
             if engine.engine_state == pb.DRAINING:

@@ -93,7 +93,8 @@ class SchedulerService(SchedulerServicer):
             with _memory():
                 refuse_unknown(request)
                 self._engine.check_model(request.model_fingerprint)
-                adapter = await operations.find_adapter(self._engine, request.adapter, deadline)
+                names = request.adapter, request.tenant
+                adapter = await operations.find_adapter(self._engine, *names, deadline)
                 limits = self._engine.limits
                 self._engine.check_model(request.model_fingerprint)  # it may have waited
                 self._owners.settle(request, headers)

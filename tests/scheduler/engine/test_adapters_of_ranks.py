@@ -202,9 +202,9 @@ class Line:
         self.running: list[str] = []
         self.ends = defaultdict[str, asyncio.Event](asyncio.Event)  # of those with an adapter
 
-    async def answer(self, name: str, within_s: float = 60.0) -> None:
+    async def answer(self, name: str, within_s: float = 60.0, tenant: str = "") -> None:
         deadline = time.monotonic() + within_s
-        adapter = await operations.find_adapter(self.engine, name, deadline)
+        adapter = await operations.find_adapter(self.engine, name, tenant, deadline)
         with self.adapters.called(adapter):
             self.running.append(name)
             await self.ends[name].wait()
@@ -248,6 +248,20 @@ async def test_requests_wait_in_line_for_a_place(ranks: Ranks) -> None:
     for name in "be":
         line.ends[name].set()
     await asyncio.gather(*tasks)
+
+
+async def test_no_tenant_takes_the_whole_line(ranks: Ranks) -> None:
+    line = Line(ranks)
+    await ranks.settle(line.adapters)
+    tasks = [await line.begun(name, tenant="greedy") for name in "abccc"]
+    with pytest.raises(PlacesTaken):
+        await (await line.begun("d", tenant="greedy"))
+    tasks.append(await line.begun("d", tenant="modest"))
+    assert line.adapters.num_waiting == 4
+    with pytest.raises(PlacesTaken):
+        await (await line.begun("e", tenant="modest"))
+    for task in tasks:
+        task.cancel()
 
 
 async def test_a_draining_scheduler_hands_back_what_waits(ranks: Ranks) -> None:
