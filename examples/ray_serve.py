@@ -76,9 +76,9 @@ class Server:
 
     async def __del__(self) -> None:
         """End the server when its requests have."""
-        await self._session.close()
         self._process.terminate()
         await asyncio.to_thread(self._process.wait, _STOP_S)
+        await self._session.close()
 
     async def _is_ready(self) -> bool:
         try:
