@@ -21,6 +21,14 @@ def cache_root(owner: str, salt: str, adapter: str = "") -> bytes:
     return blake2b(b"".join(names) + salt.encode(), digest_size=16).digest()
 
 
+def told_salt(owner: str, salt: str) -> str:
+    """Return what routers are told of whose prefix it is: they know salts, and not owners.
+
+    They match an owner's prefixes with no request, unless all requests have one owner.
+    """
+    return cache_root(owner, salt).hex() if owner else salt
+
+
 def may_enter(held: float, more: float, total: float, bound: float, share: float) -> bool:
     """Return whether a client that has `held` of `total` may have `more` under this bound.
 

@@ -31,9 +31,7 @@ import numpy as np
 from surestep_common.kv_groups import ALL, KVGroups
 
 from .blocks import BlockPool, BlockTable
-from .log import ANY_SOURCE, Content, Source
-
-KEY_BYTES = 16
+from .log import ANY_SOURCE, KEY_BYTES, Content, Source
 
 
 class PrefixChain:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from surestep_common.errors import InvalidRequest, SurestepError, UnsupportedParameter
 from surestep_common.invariants import LABEL_LOGITS, MEAN
 from surestep_common.request_params import check_vocab
-from surestep_common.tenants import cache_root
+from surestep_common.tenants import cache_root, told_salt
 
 from surestep_scheduler.cache.blocks import BlockTable
 from surestep_scheduler.cache.log import Source
@@ -102,7 +102,9 @@ class Request:
             limits.block_size,
             limits.shared_len(len(self.prompt_ids)),
             names_next=limits.drafter_has_state,
-            source=Source(self.cache_salt, name, number, limits.kv_windows),
+            source=Source(
+                told_salt(self.cache_owner, self.cache_salt), name, number, limits.kv_windows
+            ),
         )
 
 

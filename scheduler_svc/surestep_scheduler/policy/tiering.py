@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from surestep_scheduler.cache.prefix import KEY_BYTES, Snapshot, group_of, in_group
+from surestep_scheduler.cache.log import KEY_BYTES
+from surestep_scheduler.cache.prefix import Snapshot, group_of, in_group
 from surestep_scheduler.cache.tiers import (
     Action,
     Answer,

@@ -1,10 +1,11 @@
 """KV events for routers, as vLLM publishes them: a ZeroMQ socket, and another that repeats batches.
 
-    PUB:     topic | number, 8 bytes, big endian | msgpack of [time, events, data-parallel rank]
+    XPUB:    topic | number, 8 bytes, big endian | msgpack of [time, events, data-parallel rank]
     ROUTER:  asked with the first number wanted, it sends such messages, and one with number -1
 
-Events are maps with vLLM's names. A step never waits: a batch that finds no room is not sent, its
-number is missing, and the other socket still has it.
+Events are maps with vLLM's names. A step never waits: a batch that finds no room is not sent, and
+its number is missing. All that is there is told anew, behind AllBlocksCleared, when a router
+subscribes, when batches were not sent, and when one asks for batches that are not kept.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from threading import Thread
 from typing import Any
 
@@ -24,8 +26,8 @@ import msgspec
 from surestep_common.errors import InvalidRequest
 from surestep_common.kv_groups import ALL
 
-from surestep_scheduler.cache.log import CacheLog, Content, Event
-from surestep_scheduler.cache.prefix import KEY_BYTES, group_of
+from surestep_scheduler.cache.log import KEY_BYTES, CacheLog, Content, Event
+from surestep_scheduler.cache.prefix import group_of
 from surestep_scheduler.config import KVEventsConfig
 
 _HASH_BYTES = 8
@@ -34,6 +36,8 @@ _MEDIUM = "GPU"  # vLLM's name of the pool, on whatever device it lies
 _END = (-1).to_bytes(8, signed=True)
 _MOST_ASKED = 256  # bytes of a part, those of the handshake included
 _LAST_WORDS_MS = 200  # for what is queued at the end
+_LOOK_S = 1.0  # for subscribers, who are told everything at most as often
+_SUBSCRIBED = b"\x01"  # what a subscription begins with
 _logger = logging.getLogger(__name__)
 
 
@@ -42,14 +46,22 @@ class Batch:
     """Events of a step."""
 
     number: int
-    events: Sequence[Event]
+    events: Iterable[Event]
     time: float = field(default_factory=time.time)  # Unix seconds
     _payload: bytes = b""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Return whether batches before it do not matter."""
+        return next(iter(self.events)) is None
 
     def message(self, topic: bytes) -> list[bytes]:
         """Return the parts of its message. The payload is made once."""
         if not self._payload:
-            events = list(wire_events(self.events))
+            events = []
+            for event in wire_events(self.events):
+                events.append(event)
+                time.sleep(0)  # the scheduler's thread comes first
             self._payload = msgspec.msgpack.encode([self.time, events, _RANK])
         return [topic, self.number.to_bytes(8), self._payload]
 
@@ -58,12 +70,14 @@ class KVEvents:
     """Publisher of a log's events."""
 
     def __init__(self, config: KVEventsConfig) -> None:
-        """Open the sockets. Raises InvalidRequest."""
+        """Open the sockets; needs a running event loop. Raises InvalidRequest."""
         self.log = CacheLog(self._wake)
         self._config, self._numbers = config, count()
         self._recent = deque[Batch](maxlen=config.buffer_steps)
         self._queue = Queue[Batch | None](config.max_queue_size)
+        self._is_short = False  # of a batch that was not sent
         self._open(config)
+        self._loop = asyncio.get_running_loop()
         self._threads = [Thread(target=self._send, name="kv-events", daemon=True)]
         if self._router is not None:
             self._threads.append(Thread(target=self._repeat, name="kv-replay", daemon=True))
@@ -80,9 +94,10 @@ class KVEvents:
                 param="kv_events_config",
             ) from None
         self._context, self._closed = zmq.Context(), zmq.ContextTerminated
-        self._pub, self._router = self._context.socket(zmq.PUB), None
+        self._pub, self._router = self._context.socket(zmq.XPUB), None
         self._pub.set_hwm(config.hwm)
-        self._pub.linger = _LAST_WORDS_MS
+        self._pub.linger, self._pub.maxmsgsize = _LAST_WORDS_MS, _MOST_ASKED
+        self._pub.xpub_verbose = 1  # every subscriber is to be noticed
         endpoint = config.endpoint
         try:
             if config.binds:
@@ -103,14 +118,21 @@ class KVEvents:
         _logger.info("KV events, prompts' tokens among them, are on %s", " and ".join(endpoints))
 
     def _wake(self) -> None:
-        asyncio.get_running_loop().call_soon(self._flush)
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Queue what the log has, without waiting."""
-        log = self.log
-        if not (events := log.take()):
-            return
-        batch = Batch(next(self._numbers), events)
+        if events := self.log.take():
+            self._put(events)
+
+    async def _tell_all(self) -> None:
+        """Queue all that is there, which makes every batch before it superfluous."""
+        self._flush()
+        self._recent.clear()
+        self._put(self.log.told.copy())
+
+    def _put(self, events: Iterable[Event]) -> None:
+        log, batch = self.log, Batch(next(self._numbers), events)
         self._recent.append(batch)
         log.num_batches += 1
         try:
@@ -119,12 +141,31 @@ class KVEvents:
             if not log.num_dropped:
                 _logger.warning("KV events are dropped: max_queue_size batches wait to be sent")
             log.num_dropped += 1
+            self._is_short = True
 
     def _send(self) -> None:
-        topic = self._config.topic.encode()
-        while (batch := self._queue.get()) is not None:
-            self._pub.send_multipart(batch.message(topic))
+        """Send what is queued until the end, and have all told where that is needed."""
+        topic, told_at = self._config.topic.encode(), -_LOOK_S
+        is_wanted = False
+        while True:
+            with suppress(Empty):
+                if (batch := self._queue.get(timeout=_LOOK_S)) is None:
+                    break
+                self._pub.send_multipart(batch.message(topic))
+            if self._is_short and self._queue.empty():
+                self._is_short, is_wanted = False, True
+            is_wanted |= self._has_come()
+            if is_wanted and time.monotonic() - told_at >= _LOOK_S:
+                is_wanted, told_at = False, time.monotonic()
+                asyncio.run_coroutine_threadsafe(self._tell_all(), self._loop)
         self._pub.close()
+
+    def _has_come(self) -> bool:
+        """Return whether a router has subscribed since the last call."""
+        has_come = False
+        while self._pub.poll(0):
+            has_come |= self._pub.recv().startswith(_SUBSCRIBED)
+        return has_come
 
     def _repeat(self) -> None:
         """Answer who has missed batches, until the sockets are closed."""
@@ -132,13 +173,20 @@ class KVEvents:
         topic = self._config.topic.encode()
         try:
             while True:
-                *envelope, first = self._router.recv_multipart()
-                for batch in self._recent.copy():
-                    if batch.number >= int.from_bytes(first):
-                        self._router.send_multipart([*envelope, *batch.message(topic)])
+                *envelope, asked = self._router.recv_multipart()
+                for batch in self._kept(int.from_bytes(asked)):
+                    self._router.send_multipart([*envelope, *batch.message(topic)])
                 self._router.send_multipart([*envelope, b"", _END, b""])
         except self._closed:
             self._router.close()
+
+    def _kept(self, first: int) -> Iterable[Batch]:
+        """Return the batches from `first` on, or some that say as much."""
+        kept = self._recent.copy()
+        if kept and first < kept[0].number and not kept[0].stands_alone:
+            asyncio.run_coroutine_threadsafe(self._tell_all(), self._loop).result()
+            kept = self._recent.copy()
+        return [batch for batch in kept if batch.number >= first]
 
     def close(self) -> None:
         """Send what is queued and close the sockets."""
@@ -192,6 +240,7 @@ def _stored(run: Sequence[Content]) -> dict[str, Any]:
         "group_idx": group,
         "kv_cache_spec_kind": kind,
         **({} if window == ALL else {"kv_cache_spec_sliding_window": window}),
+        **({"cache_salt": source.salt} if source.salt else {}),  # where Dynamo looks for it
     }
 
 

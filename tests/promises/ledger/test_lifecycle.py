@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.clients.vector_requests import POOLINGS
-from support.parity.lifecycle import KINDS, MODEL, PREFIXES, Lifecycle
+from support.parity.lifecycle import KINDS, MODEL, OWNERS, PREFIXES, Lifecycle
 from surestep_common.invariants import IntArray, LedgerError
 from surestep_common.kv_groups import KVGroups
 from surestep_proto import sampling_pb2 as pb
@@ -89,7 +89,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
         "max_tokens": rng.randint(1, 40),
         "stop_ids": set(rng.sample(range(MODEL.vocab_size), rng.randrange(3))),
         "priority": rng.randint(-1, 1),
-        "salt": rng.choice(["", "", "other"]),
+        "salt": rng.choice(["", *OWNERS]),
         "draft_cap": rng.choice([None, None, 0, 1, 2]),
         "prompt_logprobs": rng.random() < 0.2,
         "resume": rng.randrange(12),

@@ -18,12 +18,13 @@ import zmq.asyncio
 from hypothesis import settings
 from hypothesis.stateful import invariant
 from support.clients.kv_events import AllBlocksCleared, BlockStored, EventBatch, Index, decoded
-from support.parity.lifecycle import KINDS, PREFIXES, Lifecycle
+from support.parity.lifecycle import KINDS, OWNERS, PREFIXES, Lifecycle
 from surestep_common.errors import InvalidRequest
-from surestep_common.tenants import cache_root
+from surestep_common.tenants import cache_root, told_salt
 from surestep_scheduler.cache.log import CacheLog, Content, Source
 from surestep_scheduler.cache.prefix import PrefixChain, group_of
 from surestep_scheduler.config import KVEventsConfig, SchedulerSettings
+from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.service.kv_events import Batch, KVEvents, block_hash
 
@@ -40,21 +41,29 @@ class Indexed(Lifecycle):
 
     @invariant()
     def the_router_knows_what_is_there(self) -> None:
-        """All of it, but for blocks that tiers brought back for a request that has left."""
+        """All of it, but for blocks that tiers brought back for a request that has left.
+
+        So does one that comes late, and it can name all that the other can.
+        """
         _, _, payload = Batch(0, self.log.take()).message(b"")
         self.index.apply(decoded(payload))
+        late = Index()
+        late.apply(decoded(Batch(1, self.log.told.copy()).message(b"")[2]))
+        assert late.blocks == self.index.blocks
+        assert late.num_orphans <= self.index.num_orphans
         pool, limits = self.state.pool, self.state.limits
         there = {(group_of(key), block_hash(key)) for key in vars(pool)["_block_of"]}
         assert self.index.blocks.keys() <= there
         assert self.index.blocks.keys() == there or limits.has_tiers
         if limits.has_tiers or limits.drafter_has_state or limits.prompt_chunk > 1:
             return  # whose keys name more than tokens
-        for salt in ("", "other"):
+        for salt, owner in OWNERS.items():
             for tokens in PREFIXES:
                 shared = limits.shared_len(len(tokens))
-                chain = PrefixChain(cache_root("", salt), limits.block_size, shared)
+                chain = PrefixChain(cache_root(owner, salt), limits.block_size, shared)
                 keys = chain.keys(array("I", tokens), 0, len(tokens) // limits.block_size)
-                found = self.index.num_leading(tokens, limits.block_size, salt)
+                told = told_salt(owner, salt)
+                found = self.index.num_leading(tokens, limits.block_size, told)
                 assert found == len(pool.leading(keys)) or limits.kv_windows[0] > 0
 
 
@@ -75,8 +84,8 @@ def test_long_life(kind: str) -> None:
 
 
 def content(number: int, parent: int | None = None, **source: Any) -> Content:
-    key = number.to_bytes(16)
-    before = None if parent is None else parent.to_bytes(16)
+    key = number.to_bytes(8) + bytes(8)
+    before = None if parent is None else parent.to_bytes(8) + bytes(8)
     return Content(key, before, array("I", [number] * 2), Source(windows=(0, 8), **source))
 
 
@@ -89,7 +98,7 @@ def test_successive_blocks_are_one_event() -> None:
     window = then._replace(key=then.key + (1).to_bytes(2))
     events = batch_of([first, then, other, window, other.key, first.key, None]).events
     hashes = [getattr(event, "block_hashes", None) for event in events]
-    assert hashes == [[0, 0], [0], [0], [0, 0], None]
+    assert hashes == [[1, 2], [9], [2], [9, 1], None]
     stored = events[0]
     assert isinstance(stored, BlockStored)
     assert (stored.token_ids, stored.block_size, stored.parent_block_hash) == (
@@ -114,7 +123,34 @@ def test_salt_and_adapter_are_extra_keys() -> None:
     (event,) = batch_of([content(1, **source), content(2, 1, **source)]).events
     assert isinstance(event, BlockStored)
     assert event.extra_keys == [("a", "s"), ("a",)]
-    assert (event.lora_id, event.lora_name) == (3, "a")
+    assert (event.lora_id, event.lora_name, event.cache_salt) == (3, "a", "s")
+
+
+def test_owners_are_told_apart_and_not_named() -> None:
+    """No request of a router's matches an owner's prefix, not even with the owner's own salt."""
+    from promises.ledger.test_lifecycle import live
+
+    live(machine := Indexed(), random.Random(5), depth=1, num_events=0, kind="stateless")
+    limits, tokens, index = machine.state.limits, array("I", range(9)), Index()
+    for owner in ("alice", "bob", ""):
+        request = Request(
+            id="r",
+            prompt_ids=tokens,
+            emitted_ids=(),
+            max_tokens=1,
+            cache_owner=owner,
+            cache_salt="s",
+        )
+        chain = request.chain(limits)
+        chain.extend(tokens)
+        events = [chain.content(tokens, entry, 0) for entry in range(3)]
+        message = Batch(0, events).message(b"")[2]
+        assert not owner or owner.encode() not in message
+        index.apply(decoded(message))
+        assert index.num_leading(tokens, 3, told_salt(owner, "s")) == 3
+        assert index.num_leading(tokens, 3, "s") == (0 if owner else 3)
+        assert index.num_leading(tokens, 3) == 0
+    assert len(index.blocks) == 9
 
 
 @asynccontextmanager
@@ -130,8 +166,8 @@ async def published(folder: Path, **config: Any) -> AsyncIterator[tuple[KVEvents
         asker.connect(ends["replay_endpoint"])
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                while not await subscriber.poll(10):  # until it has joined
-                    events.log.cleared()
+                events.log.cleared()
+                await subscriber.poll()
                 yield events, subscriber, asker
         finally:
             subscriber.close()
@@ -153,28 +189,49 @@ async def replayed(asker: Any, first: int) -> Iterator[tuple[int, EventBatch]]:
         found.append((int.from_bytes(number), decoded(payload)))
 
 
-async def test_what_was_missed_is_sent_again(tmp_path: Path) -> None:
-    """A batch that finds no room makes no step wait; its number is missing, and it is kept."""
+async def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
+    """A batch that finds no room makes no step wait; its number is missing, and all is told anew."""
     async with published(tmp_path, max_queue_size=1) as (events, subscriber, asker):
         start = events.log.num_batches
-        for number in range(start, start + 2000):
+        for number in range(2000):
             events.log.stored(content(number))
             vars(KVEvents)["_flush"](events)
         assert 0 < events.log.num_dropped < 2000
-        got = list[int]()
-        while await subscriber.poll(200):
-            topic, number, payload = await subscriber.recv_multipart()
+        index, newest = Index(), b""
+        while len(index.blocks) < 2000:
+            topic, newest, payload = await subscriber.recv_multipart()
             assert topic == b"kv@pod"
-            assert decoded(payload).events
-            got.append(int.from_bytes(number))
-        assert len(got) + events.log.num_dropped == events.log.num_batches
-        assert got != list(range(events.log.num_batches))
-        again = dict(await replayed(asker, start))
-        assert list(again) == list(range(start, start + 2000))
-        for number, batch in again.items():
-            (event,) = batch.events
-            assert isinstance(event, BlockStored)
-            assert event.token_ids == [number] * 2
+            batch = decoded(payload)
+            if isinstance(batch.events[0], AllBlocksCleared):
+                index.apply(batch)
+        assert int.from_bytes(newest) == start + 2000 == events.log.num_batches - 1
+        [(number, again)] = await replayed(asker, start)
+        assert (number, again) == (start + 2000, batch)
+
+
+async def followed(subscriber: Any, index: Index, until: Callable[[], bool]) -> None:
+    while not until():
+        index.apply(decoded((await subscriber.recv_multipart())[2]))
+
+
+@pytest.mark.parametrize("config", [{}, {"buffer_steps": 3}], ids=["all", "few"])
+async def test_who_comes_late_learns_what_is_there(tmp_path: Path, config: dict[str, int]) -> None:
+    """By a subscription, and by asking for all batches when most are not kept."""
+    async with published(tmp_path, **config) as (events, subscriber, asker):
+        first, late, asking = Index(), Index(), Index()
+        for number in range(9):
+            events.log.stored(content(number))
+            await asyncio.sleep(0)
+        events.log.removed(content(4).key)
+        await followed(subscriber, first, lambda: len(first.blocks) == 9)
+        await followed(subscriber, first, lambda: len(first.blocks) == 8)
+        for _, batch in await replayed(asker, 0):
+            asking.apply(batch)
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as joined:
+            joined.connect(f"ipc://{tmp_path}/events")
+            joined.subscribe("kv@")
+            await followed(joined, late, lambda: len(late.blocks) == 8)
+        assert first.blocks == asking.blocks == late.blocks
 
 
 async def test_the_buffer_is_bounded(tmp_path: Path) -> None:

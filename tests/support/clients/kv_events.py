@@ -30,6 +30,7 @@ class BlockStored(Event):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    cache_salt: str | None = None  # of Dynamo, which takes it from no other place
 
 
 class BlockRemoved(Event):
@@ -55,6 +56,8 @@ class Index:
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int | None, int], tuple[Any, ...]] = {}
+        self.num_orphans = 0  # whose prefix was never told, so that no router could name them
+        self._named = set[int]()
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:
@@ -70,6 +73,8 @@ class Index:
         size, parent = event.block_size, event.parent_block_hash
         assert len(event.token_ids) == size * len(event.block_hashes)
         assert event.extra_keys is not None
+        self.num_orphans += parent is not None and parent not in self._named
+        self._named |= {*event.block_hashes}
         for number, (each, extra) in enumerate(
             zip(event.block_hashes, event.extra_keys, strict=True)
         ):

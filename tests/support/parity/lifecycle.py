@@ -76,6 +76,7 @@ KINDS = {
 
 PREFIXES = [[], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]]
 TOKENS = st.integers(0, MODEL.vocab_size - 1)
+OWNERS = {"": "", "other": "", "theirs": "they"}  # of requests with these salts
 
 
 # A draft pays in small steps only.
@@ -169,7 +170,7 @@ class Lifecycle(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         stop_ids=st.sets(TOKENS, max_size=2),
         priority=st.integers(-1, 1),
-        salt=st.sampled_from(["", "other"]),
+        salt=st.sampled_from([*OWNERS]),
         draft_cap=st.sampled_from([None, None, 0, 1, 2]),
         prompt_logprobs=st.booleans(),
         resume=st.integers(0, 5),
@@ -194,6 +195,7 @@ class Lifecycle(RuleBasedStateMachine):
             stop_ids=frozenset(wish["stop_ids"]),
             priority=wish["priority"],
             cache_salt=wish["salt"],
+            cache_owner=OWNERS[wish["salt"]],
             draft_cap=wish["draft_cap"],
             want_prompt_logprobs=wish["prompt_logprobs"],
             sampling=sampling,
