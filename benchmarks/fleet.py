@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from fleet_costs import PROBE_S, US
-from surestep_gateway.schedulers.pool import FACTOR, SLACK
+from surestep_gateway.schedulers.pool import FACTOR, OTHERS, SLACK
 
 RESULTS = Path(__file__).with_name("results") / "fleet_costs.json"
 # Milliseconds of a decode step by rows, bfloat16, context 1024, and microseconds per prompt token:
@@ -95,6 +95,8 @@ class Fleet:
         self.arrived: list[float] = []
         self.waits: list[tuple[float, float]] = []  # (when, seconds until it had a row)
         self.hits = 0
+        self.rng = np.random.default_rng(args.seed)
+        self._orders: dict[int, Any] = {}
 
     def _gpu_s(self, rows: float) -> float:
         """Return seconds of a step."""
@@ -127,13 +129,18 @@ class Fleet:
         """Return the share of its time that a gateway needs to look at all schedulers."""
         return float(self.us["probe"]["gateway"] * self.gpus * US / PROBE_S)
 
-    def chosen(self, gateway: int, home: int, ties: Any, first: int) -> int:
+    def chosen(self, gateway: int, group: int) -> int:
         """Return the replica that a gateway chooses, by the loads that it believes in."""
-        believed, rows = self.believed[gateway], self.args.rows
-        least = int(np.argmin(believed + ties[first : first + len(believed)]))
-        leaves = believed[home] > SLACK + FACTOR * believed[least]
-        leaves |= believed[home] >= rows > believed[least]
-        return least if leaves else home
+        if group not in self._orders:
+            self._orders[group] = self.rng.permutation(self.gpus)
+        order, rows = self._orders[group], self.args.rows
+        believed = self.believed[gateway][order]
+        home, least = believed[0], believed.min()
+        if home <= SLACK + FACTOR * least and not home >= rows > least:
+            return int(order[0])
+        fit = (believed < home) & ((believed < rows) | (least >= rows))
+        drawn = self.rng.permutation(np.flatnonzero(fit)[:OTHERS])[:2]
+        return int(order[drawn[np.argmin(believed[drawn])]])
 
     def step(self, rows: int) -> tuple[float, float]:
         """Return seconds from step to step with so many rows, and of them the scheduler's."""
@@ -155,11 +162,10 @@ def met(gateways: int, rows: float) -> float:
 
 def simulated(gpus: int, us: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
     """Let a fleet serve for a while; the first half only fills it."""
-    fleet, rng = Fleet(gpus, us, args), np.random.default_rng(args.seed)
+    fleet = Fleet(gpus, us, args)
+    rng = fleet.rng
     weights = 1 / np.arange(1, args.groups + 1)
     shares = np.cumsum(weights / weights.sum())
-    home = rng.integers(gpus, size=args.groups)
-    ties = rng.random(2 * gpus)  # whom a prefix ranks first among equals
     gateway_of, group_of = list[int](), list[int]()
     ended = 0
     events: list[tuple[float, int, int, int]] = []  # (when, kind, replica or gateway, version)
@@ -188,7 +194,7 @@ def simulated(gpus: int, us: dict[str, Any], args: argparse.Namespace) -> dict[s
             fleet.arrived.append(now)
             gateway_of.append(gateway)
             group_of.append(group)
-            index = fleet.chosen(gateway, int(home[group]), ties, group % gpus)
+            index = fleet.chosen(gateway, group)
             fleet.believed[gateway, index] += 1
             replica = fleet.replicas[index]
             replica.advance(now)

@@ -3,8 +3,10 @@
 Those of a pool are replicas of one model, each with its own workers. A request goes to the one that
 has seen its prefix, unless it would wait there, or that one is overloaded. Rendezvous hashing
 (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): every scheduler
-has a rank for every prefix, and one that goes away moves only its own. The sequences of one request
-are admitted as a whole.
+has a rank for every prefix, and one that goes away moves only its own. Away from home it goes to
+the less loaded of two drawn from the next ranks. All gateways would run to the least loaded at
+once, for loads are up to a second old (Mitzenmacher, "How useful is old information?", 2000). The
+sequences of one request are admitted as a whole.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import random
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 _PREFIX_TOKENS = 256  # system prompts differ by then
 SLACK = 4  # requests, and
 FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
+OTHERS = 4  # schedulers that have room and less to do than a prefix's home; two of them are drawn
 
 
 class SchedulerPool:
@@ -335,9 +339,16 @@ def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
     ranked = sorted(fit, key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
     limit = SLACK + FACTOR * candidates[least].load
-    home = candidates[ranked[0]]
-    leaves = home.load > limit or (home.waits and not candidates[least].waits)
-    return least if leaves else ranked[0]
+    home, all_wait = candidates[ranked[0]], candidates[least].waits
+    if home.load <= limit and (all_wait or not home.waits):
+        return ranked[0]
+    others = [
+        i
+        for i in ranked
+        if candidates[i].load < home.load and (all_wait or not candidates[i].waits)
+    ][:OTHERS]
+    drawn = random.sample(others, min(2, len(others)))
+    return min(drawn, key=lambda i: candidates[i].load)
 
 
 def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:

@@ -54,9 +54,21 @@ def test_none_waits_while_the_least_loaded_has_room(
 
 
 @given(IDS, LOADS)
-def test_nobody_clearly_busier_than_the_least_loaded(ids: list[int], loads: list[int]) -> None:
-    chosen = choose(prefix_key(b"", ids), candidates(loads))
-    assert loads[chosen] <= 4 + 1.5 * min(loads)
+def test_away_from_home_only_where_that_is_clearly_busier(ids: list[int], loads: list[int]) -> None:
+    key, listed = prefix_key(b"", ids), candidates(loads)
+    home, chosen = choose(key, candidates([0] * len(loads))), choose(key, listed)
+    assert (chosen != home) == (loads[home] > 4 + 1.5 * min(loads))
+    assert chosen == home or loads[chosen] < loads[home]
+
+
+@given(st.lists(st.integers(0, 99), min_size=4, max_size=40))
+def test_not_all_run_to_the_least_loaded(loads: list[int]) -> None:
+    """They go to few, so that their prefix is found there, and to the less loaded of these."""
+    key, home = prefix_key(b"", [1]), choose(prefix_key(b"", [1]), candidates([0] * len(loads)))
+    loads[home] = 300
+    counts = Counter(choose(key, candidates(loads)) for _ in range(60))
+    assert home not in counts
+    assert 2 <= len(counts) <= 4
 
 
 @given(IDS, st.integers(1, 8))
