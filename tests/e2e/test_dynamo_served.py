@@ -75,10 +75,10 @@ class Dynamo:
         return process
 
     async def _know_the_living(self, client: httpx.AsyncClient) -> None:
-        while await self._num_known(client) != sum(p.poll() is None for p in self.processes[1:]):
+        while await self.num_known(client) != sum(p.poll() is None for p in self.processes[1:]):
             await asyncio.sleep(0.1)
 
-    async def _num_known(self, client: httpx.AsyncClient) -> int:
+    async def num_known(self, client: httpx.AsyncClient) -> int:
         """Workers that the frontend would ask."""
         with contextlib.suppress(httpx.HTTPError):
             if (await client.get(f"{self.url}/models")).json()["data"]:
@@ -100,9 +100,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(model: Path, logs: Path, *flags: str) -> Iterator[tuple[Stack, str]]:
+def served(model: Path, logs: Path, *flags: str, address: str = "") -> Iterator[tuple[Stack, str]]:
     """A server with a scheduler at this address."""
-    address = f"127.0.0.1:{free_port()}"
+    address = address or f"127.0.0.1:{free_port()}"
     own = "--scheduler-listen", address, "--grpc-api-key", KEY, "--kv-cache-memory", "0.1"
     with serve(model, logs, *own, *flags) as running:
         yield running, address
@@ -131,10 +131,14 @@ async def streamed(url: str, number: int, seen: list[int], **fields: Any) -> str
         stream = await client.completions.create(
             model=MODEL,
             prompt=f"text {number}",
-            max_tokens=TOKENS,
             seed=number,
             stream=True,
-            **{"temperature": 0.8, "extra_body": {"ignore_eos": True}, **fields},
+            **{
+                "max_tokens": TOKENS,
+                "temperature": 0.8,
+                "extra_body": {"ignore_eos": True},
+                **fields,
+            },
         )
         async for event in stream:
             seen[number] += 1
@@ -154,11 +158,15 @@ async def all_streamed(
     return [task.result() for task in asked]
 
 
-@pytest.mark.parametrize("fields", [{}, {"presence_penalty": 0.8}], ids=["plain", "held"])
+HELD = {"presence_penalty": 0.8}
+AT_LEAST = {"extra_body": {"min_tokens": 300}}  # what is left of it must move
+
+
+@pytest.mark.parametrize("fields", [{}, HELD, AT_LEAST], ids=["plain", "held", "at least"])
 async def test_a_killed_worker_changes_no_text(
     stack: tuple[Stack, Dynamo], fields: dict[str, Any]
 ) -> None:
-    """Twice: with tokens that have gone out, and with an answer that is held back."""
+    """With tokens that have gone out, and with an answer that is held back."""
     running, dynamo = stack
     await dynamo.worker()
     quiet = await all_streamed(dynamo.url, **fields)
@@ -168,12 +176,52 @@ async def test_a_killed_worker_changes_no_text(
     await dynamo.worker()
 
     def hurt(seen: list[int]) -> bool:
-        is_time = running.metric("vllm:num_requests_running") == 4 if fields else min(seen) > 4
+        held = fields is HELD
+        is_time = running.metric("vllm:num_requests_running") == 4 if held else min(seen) > 4
         for process in first if is_time else ():
             process.kill()
         return is_time
 
     assert await all_streamed(dynamo.url, hurt, **fields) == quiet
+
+
+async def test_a_dead_registration_gets_no_answer_lost(stack: tuple[Stack, Dynamo]) -> None:
+    """Dynamo asks a worker that is gone until its lease ends; each time another one answers."""
+    _, dynamo = stack
+    dead = await dynamo.worker()
+    await dynamo.worker()
+    dead.kill()
+    dead.wait()
+    num_alive = sum(process.poll() is None for process in dynamo.processes[1:])
+    async with httpx.AsyncClient() as client, asyncio.timeout(30):
+        while await dynamo.num_known(client) != num_alive:
+            assert len(await streamed(dynamo.url, 0, [0], max_tokens=4)) > 0
+
+
+async def test_a_worker_of_another_model_than_is_registered_ends(
+    model: Path, tmp_path: Path
+) -> None:
+    """None of its tokens is answered by a model whose tokenizer was not asked."""
+    other = make_tiny_checkpoint(
+        tmp_path / "other" / MODEL, seed=8, tokenizer=True, max_position=1024
+    )
+    dynamo, ends = Dynamo(tmp_path, ""), contextlib.ExitStack()
+    try:
+        dynamo.frontend()
+        first = served(model, tmp_path / "first")
+        _, address = await asyncio.to_thread(ends.enter_context, first)
+        process = await dynamo.worker("--scheduler", address)
+        assert await streamed(dynamo.url, 0, [0], max_tokens=4)
+        await asyncio.to_thread(ends.close)
+        second = served(other, tmp_path / "second", address=address)
+        await asyncio.to_thread(ends.enter_context, second)
+        with pytest.raises(openai.APIError):
+            await streamed(dynamo.url, 0, [0], max_tokens=4)
+        assert await asyncio.to_thread(process.wait, 60) == 0
+        assert "another model than is registered" in (tmp_path / "worker.log").read_text()
+    finally:
+        dynamo.kill()
+        await asyncio.to_thread(ends.close)
 
 
 async def test_a_killed_rank_changes_no_text(stack: tuple[Stack, Dynamo]) -> None:
@@ -254,29 +302,48 @@ async def num_stored(url: str, client: httpx.AsyncClient) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in stored)
 
 
+async def stored(url: str, known: float) -> float:
+    """Wait until the router has taken in more stores than that. Return how many."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(30):
+        while (count := await num_stored(url, client)) <= known:
+            await asyncio.sleep(0.05)
+    return count
+
+
 async def test_prompts_go_where_their_beginning_is(
     pair: list[tuple[Stack, str, str]], tmp_path: Path
 ) -> None:
-    """The router never saw it: each scheduler was asked by its own gateway, and told of its blocks."""
-    dynamo = Dynamo(tmp_path, pair[0][1])
+    """The router never saw it: each scheduler was asked by its own gateway, and told of its blocks.
+
+    Some were told before the router came, and some have a salt.
+    """
+    dynamo, known = Dynamo(tmp_path, pair[0][1]), 0.0
+
+    def prompt(name: str) -> str:
+        return " ".join(f"{name} {n}" for n in range(60))
+
+    async def ask(url: str, name: str, end: str = "", **fields: Any) -> None:
+        async with client_of(url) as client, asyncio.timeout(60):
+            text = prompt(name) + end
+            await client.completions.create(
+                model=MODEL, prompt=text, max_tokens=2, extra_body=fields
+            )
+
     try:
         dynamo.frontend("--router-mode", "kv")
-        for _, address, endpoint in pair:
+        for name, (home, address, endpoint) in zip(("red", "blue"), pair, strict=True):
+            await ask(home.url + "/v1", name)
             await dynamo.worker("--scheduler", address, "--kv-events-endpoint", endpoint)
+            known = await stored(dynamo.url, known)
         for number, name in enumerate(("red", "blue", "green", "grey", "pink", "gold")):
-            prompt = " ".join(f"{name} {n}" for n in range(60))
             home, away = pair[number % 2][0], pair[1 - number % 2][0]
-            async with httpx.AsyncClient() as client:
-                known = await num_stored(dynamo.url, client)
-            async with client_of(home.url + "/v1") as client:
-                await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2)
-            async with httpx.AsyncClient() as client, asyncio.timeout(30):
-                while await num_stored(dynamo.url, client) <= known:
-                    await asyncio.sleep(0.05)
+            salt = {"cache_salt": name} if number > 3 else {}
+            if number > 1:
+                await ask(home.url + "/v1", name, **salt)
+                known = await stored(dynamo.url, known)
             before = away.metric("vllm:prompt_tokens_total")
             found = home.metric("vllm:prefix_cache_hits_total")
-            async with client_of(dynamo.url) as client, asyncio.timeout(60):
-                await client.completions.create(model=MODEL, prompt=prompt + " end", max_tokens=2)
+            await ask(dynamo.url, name, " end", nvext=salt)
             assert home.metric("vllm:prefix_cache_hits_total") >= found + 200, name
             assert away.metric("vllm:prompt_tokens_total") == before, name
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,20 @@ from rich.console import Console
 from surestep_common.config import Settings, variables
 from surestep_common.errors import InvalidRequest
 
-_INSTALL = "pip install --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1"
+_TRIED = "1.6.1"
+_INSTALL = f"pip install --no-deps ai-dynamo=={_TRIED} ai-dynamo-runtime=={_TRIED}"
+_log = logging.getLogger(__name__)
 
 
 def _of_dynamo(name: str, default: Any) -> Any:
     """Return one of the variables that Dynamo's other processes read."""
     return variables("DYN_").get(f"DYN_{name}", default)
+
+
+def warn_of_another(installed: str) -> None:
+    """Say which release was tried where another one is installed."""
+    if installed != _TRIED:
+        _log.warning("ai-dynamo %s is installed, and only %s was tried", installed, _TRIED)
 
 
 class Dynamo(Settings):
@@ -84,5 +94,6 @@ class Dynamo(Settings):
             from .engine import serve
         except ImportError as error:
             raise InvalidRequest(f"no Dynamo that fits: {error}; {_INSTALL}") from error
+        warn_of_another(version("ai-dynamo-runtime"))
         uvloop.run(serve(self))
         return 0

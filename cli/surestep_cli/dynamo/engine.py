@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from dynamo._core import Context
@@ -33,6 +35,7 @@ _THEIRS: list[tuple[type[errors.SurestepError], type[exceptions.DynamoException]
     (errors.Cancelled, exceptions.Cancelled),
 ]
 _AGAIN_S = 1.0
+_REGISTERED = "model_path", "vocab_size", "max_model_len", "block_size", "eos_token_ids"
 _log = logging.getLogger(__name__)
 
 
@@ -156,6 +159,7 @@ class SurestepEngine(LLMEngine):
         held: list[Chunk] = []
         try:
             asked = wanted(request, name, self._info.defaults)
+            asked.options["model_fingerprint"] = self._info.model_fingerprint
             async with aclosing(self._chunks(asked)) as coming:
                 async for chunk in coming:
                     if asked.held:
@@ -165,10 +169,21 @@ class SurestepEngine(LLMEngine):
             for chunk in held:
                 chunks.put_nowait(chunk)
         except Exception as error:  # noqa: BLE001  # raised where the chunks are read
+            if isinstance(error, errors.ModelChanged):
+                await self._renew()
             chunks.put_nowait(error)
         finally:
             del self._readers[name]
             chunks.put_nowait(None)
+
+    async def _renew(self) -> None:
+        """Serve the weights that the scheduler has now; end if the registration does not fit."""
+        with suppress(errors.SurestepError):  # the next request tries again
+            info = await self._client.info()
+            if any(getattr(info, fact) != getattr(self._info, fact) for fact in _REGISTERED):
+                _log.error("the scheduler serves another model than is registered: worker ends")
+                os.kill(os.getpid(), signal.SIGTERM)
+            self._info = info
 
     async def _chunks(self, asked: Wanted) -> AsyncGenerator[Chunk, None]:
         count = cached = 0

@@ -37,6 +37,17 @@ _MOST = (1 << 31) - 1  # tokens that may be asked for
 _ONES = ("n", "best_of")
 _ENDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 _CONSTRAINTS = ("json", "regex", "choice", "grammar")
+_TOKENS = "top_k", "logit_bias", "allowed_token_ids", "bad_words_token_ids"
+_KNOWN = {
+    "sampling_options": {
+        *_FLOATS,
+        *_TOKENS,
+        "seed",
+        "guided_decoding",
+        "include_stop_str_in_output",
+    },
+    "stop_conditions": {*_ENDS, "max_tokens", "min_tokens", "ignore_eos", "stop"},
+}
 
 
 class Wanted(NamedTuple):
@@ -53,9 +64,11 @@ def wanted(request: Fields, request_id: str, defaults: SamplingDefaults) -> Want
 
     Dynamo migrates a request by sending prompt and tokens so far as the prompt of another one with
     the same id. The noise of a token depends on seed, position and token alone, so that the text
-    goes on as it would have; a seed that was not given follows from the id. Penalties that count
-    the output, `min_tokens` and the prompt's log-probabilities do not survive that: such a request
-    is held, its tokens come at its end, and if it is migrated before that it begins anew.
+    goes on as it would have; a seed that was not given follows from the id, and what is left of
+    `min_tokens` is sent. Penalties that count the output and the prompt's log-probabilities do not
+    survive that, for nothing says where the prompt ended, and nothing that a worker sends goes to
+    the next one: such a request is held, its tokens come at its end, and if it is migrated before
+    that it begins anew.
     """
     asked, stop = _part(request, "sampling_options"), _part(request, "stop_conditions")
     asked = {**asked, **_part(_part(request, "extra_args"), "sampling_options")}
@@ -65,6 +78,10 @@ def wanted(request: Fields, request_id: str, defaults: SamplingDefaults) -> Want
             value = part.get(name)
             if value not in (None, False) and not (name in _ONES and value == 1):
                 raise UnsupportedParameter(f"{name}: {why}", param=name)
+    for part, known in ((asked, "sampling_options"), (stop, "stop_conditions")):
+        for name in part.keys() - _KNOWN[known] - _REFUSED.keys():
+            if part[name] not in (None, False):
+                raise UnsupportedParameter(f"{known}: {name} is not known here", param=name)
     prompt_ids = list(request.get("token_ids") or ())
     if not prompt_ids:
         raise MissingParameter("the prompt has no tokens", param="token_ids")
@@ -81,8 +98,7 @@ def wanted(request: Fields, request_id: str, defaults: SamplingDefaults) -> Want
         cache_salt=str(_part(request, "routing").get("cache_salt") or ""),
     )
     counted = [getattr(sampling if asked.get(n) is not None else defaults, n) for n in _OF_OUTPUT]
-    held = sampling.min_tokens > 0 or bool(sampling.bad_words) or any(counted)
-    held = held or sampling.want_prompt_logprobs
+    held = bool(sampling.bad_words) or any(counted) or sampling.want_prompt_logprobs
     return Wanted(prompt_ids, sampling, options, held)
 
 

@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     tenant: str
     tenant_weight: float
     request_id: str  # for the server's log; drawn if not given
+    model_fingerprint: str  # of the model that is wanted, as SchedulerInfo has it; "" = any
     timeout_s: float | None  # for the whole request; None = none
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from surestep_cli.dynamo.command import Dynamo
+from surestep_cli.dynamo.command import Dynamo, warn_of_another
 from surestep_cli.dynamo.request import Wanted, wanted
 from surestep_common.errors import InvalidRequest
 from surestep_proto.sampling_pb2 import SamplingDefaults
@@ -93,11 +93,11 @@ def test_a_seed_that_was_not_given_follows_from_the_id() -> None:
     [
         ({"presence_penalty": 0.5}, True),
         ({"frequency_penalty": -0.5}, True),
-        ({"min_tokens": 3}, True),
+        ({"min_tokens": 3}, False),
         ({"bad_words_token_ids": [[4, 5]]}, True),
         ({"prompt_logprobs": 0}, True),
         ({"repetition_penalty": 1.3}, False),
-        ({"presence_penalty": 0.0, "min_tokens": 0}, False),
+        ({"presence_penalty": 0.0}, False),
     ],
 )
 def test_answers_that_could_not_be_migrated_are_held(fields: dict[str, Any], held: bool) -> None:
@@ -152,6 +152,8 @@ def test_constraints_become_grammars(guided: dict[str, Any], says: str) -> None:
         ({"stop_token_ids": [-1]}, None),
         ({"bad_words_token_ids": [5]}, None),
         ({"stop_conditions": 3}, "stop_conditions"),
+        ({"stop_conditions": {"stop_after_s": 2}}, "stop_after_s"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
@@ -170,3 +172,10 @@ def test_without_a_dynamo_that_fits_the_command_says_which(
     monkeypatch.setitem(sys.modules, "dynamo", found)
     with pytest.raises(InvalidRequest, match=r"dynamo.*pip install --no-deps ai-dynamo==1\.6\.1"):
         Dynamo().run(Console())
+
+
+def test_another_dynamo_than_was_tried_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_another("1.6.1")
+    assert not caplog.messages
+    warn_of_another("1.9.0")
+    assert caplog.messages == ["ai-dynamo 1.9.0 is installed, and only 1.6.1 was tried"]
