@@ -31,6 +31,7 @@ from starlette.responses import StreamingResponse
 _LOADS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _OF_A_HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 _STOP_S = 60  # for open requests to end
+_PATIENCE = 20  # times as long to take a replica back as to add one, which has to start: Ray's own
 
 
 class Server:
@@ -125,7 +126,7 @@ def application(args: argparse.Namespace) -> Any:
         metrics_interval_s=1,
         look_back_period_s=2,
         upscale_delay_s=args.delay_s,
-        downscale_delay_s=args.delay_s,
+        downscale_delay_s=_PATIENCE * args.delay_s,
         policy=AutoscalingPolicy(policy_function=ByLoad, policy_kwargs={"requests": args.requests}),
     )
     deployment = serve.deployment(
@@ -150,7 +151,7 @@ def main() -> None:
     add("--requests", type=int, default=64, help="of a replica before there is another one")
     add("--min-replicas", type=int, default=1)
     add("--max-replicas", type=int, default=4)
-    add("--delay-s", type=float, default=30, help="for which fewer or more must have been wanted")
+    add("--delay-s", type=float, default=30, help="for which more must have been wanted")
     add("--cpus", type=float, default=1, help="of a replica")
     add("--gpus", type=float, default=0, help="of a replica")
     args = parser.parse_args()

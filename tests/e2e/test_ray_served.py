@@ -57,7 +57,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The application with one replica, and one more for more than two requests."""
     port, log = free_port(), tmp_path_factory.mktemp("ray") / "log"
-    scaling = "--requests", "2", "--max-replicas", "2", "--delay-s", "1", "--cpus", "0.1"
+    scaling = "--requests", "2", "--max-replicas", "2", "--delay-s", "3", "--cpus", "0.1"
     started = shlex.join([sys.executable, "-m", "surestep_cli", "serve"])
     command = [PYTHON, str(EXAMPLE), "--port", str(port), *scaling, "--command", started]
     with log.open("wb") as output:
