@@ -35,6 +35,16 @@ _PROGRAMS = 2 * 132  # that share splits: two for each multiprocessor of an H100
 _MERGED = 128  # elements of a head that a program merges
 _UNROLL = 8  # splits whose sums are read together
 
+_VARYING = [
+    "num_rows",
+    "num_tokens",
+    "num_blocks",
+    "table_width",
+    "num_shares",
+    "num_lines",
+    "limit",
+]
+
 
 class Shape(NamedTuple):
     """The constants that a kernel is compiled for."""
@@ -176,17 +186,7 @@ def _store_heads(to_ptr, line, of, C: tl.constexpr):
 
 
 @DependentKernel
-@triton.jit(
-    do_not_specialize=[
-        "num_rows",
-        "num_tokens",
-        "num_blocks",
-        "table_width",
-        "num_shares",
-        "num_lines",
-        "limit",
-    ]
-)
+@triton.jit(do_not_specialize=_VARYING)
 def _attend_latents_kernel(
     out_ptr,  # [T, H, V]
     sums_ptr,  # f32[L, H, V] acc of a split
