@@ -34,6 +34,7 @@ from .latent_attention import Attend, attend_reference
 from .latent_choice import LatentChoice, latent_choice_reference
 from .linear import (
     Linear,
+    PackedHeads,
     PackedLinear,
     PackLinear,
     PackQuantized,
@@ -216,9 +217,13 @@ class KernelSet:
         mixed = self.mix_experts(mixture, packed, shared_down)
         return self.add_rms_norm(mixed, residual, weight, eps)
 
-    def multiply_heads(self, x: Tensor, heads: Sequence[PackedLinear]) -> Tensor:
+    def pack_heads(self, weights: Sequence[PackedLinear]) -> PackedHeads:
+        """Put together packed weights of heads, which are kept as they are."""
+        return PackedHeads(weights)
+
+    def multiply_heads(self, x: Tensor, heads: PackedHeads) -> Tensor:
         """Return x [T, H, K] times the weight of each head: [T, H, N]."""
-        made = [self.linear(x[:, i].contiguous(), weight) for i, weight in enumerate(heads)]
+        made = [self.linear(x[:, i].contiguous(), weight) for i, weight in enumerate(heads.weights)]
         return torch.stack(made, dim=1)
 
     def project_heads(

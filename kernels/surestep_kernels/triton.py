@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,10 +14,11 @@ from .columns.gpu.compilations import watch_compilations
 from .columns.products.families import Products
 from .gated_delta.chunks import CHUNK
 from .gelu_and_mul.triton import gelu_and_mul_of_partials
-from .linear import PackedLinear
+from .linear import PackedHeads, PackedLinear
 from .linear.triton import LinearPartials, linear_partials
 from .moe import ExpertAdapters, Mixture, PackedExperts, Router
 from .moe.mixture import mix_experts_add_rms_norm, route_tokens
+from .moe.products import multiply_heads, pack_heads
 from .moe.triton import moe
 from .project_heads import HeadProjection
 from .project_heads.triton import project_heads_of_partials
@@ -87,6 +89,16 @@ class TritonKernels(KernelSet):
             self.products.widths,
             fp8_rows=self.products.fp8_rows,
         )
+
+    def pack_heads(self, weights: Sequence[PackedLinear]) -> PackedHeads:
+        return pack_heads(weights)
+
+    def multiply_heads(self, x: Tensor, heads: PackedHeads) -> Tensor:
+        """Multiply x in one launch. Heads of several layouts are multiplied one by one."""
+        if heads.addresses is None:
+            return KernelSet.multiply_heads(self, x, heads)
+        products = self.products
+        return multiply_heads(x, heads, products.widths, fp8_rows=products.fp8_rows)
 
     def project_heads(
         self,

@@ -31,8 +31,13 @@ INSTRUCTIONS = {
     "_plain_linear_kernel": PLAIN,
     "_linear_kernel": SWAPPED,
     "_experts_kernel": SWAPPED,
+    "_multiply_heads_kernel": SWAPPED,
 }
-REGISTER_OPERANDS = ("_linear_kernel", "_experts_kernel")  # of weights that are quantised
+REGISTER_OPERANDS = (
+    "_linear_kernel",
+    "_experts_kernel",
+    "_multiply_heads_kernel",
+)  # of weights that are quantised
 OF_PARTS = (  # which add up splits, and then what threads share
     "_add_rms_norm_kernel",
     "_project_heads_kernel",
@@ -62,8 +67,15 @@ LIMITS = (
     ("_attend_kernel", "D=128", ATTEND._replace(stack=320)),
     ("_attend_kernel", "D=96", ATTEND._replace(stack=320)),
     ("_attend_kernel", "", ATTEND),
-    ("_attend_latents_kernel", "", ATTEND),
-    ("_score_positions_kernel", "float32", Limit(stack=1 << 10, shared=64 << 10, programs=1)),
+    # Two steps of 64 latents and the queries; a thread has the addresses of what it loads of both.
+    # Triton 3.6 spills more than 3.9, most where FP8 is widened on its way.
+    ("_attend_latents_kernel", "float32", Limit(stack=16 << 10, shared=128 << 10, programs=1)),
+    ("_attend_latents_kernel", "float8", Limit(stack=1536, shared=112 << 10, programs=1)),
+    ("_attend_latents_kernel", "", Limit(stack=512, shared=168 << 10, programs=1)),
+    ("_score_positions_kernel", "float32", Limit(stack=8 << 10, shared=64 << 10, programs=1)),
+    ("_score_positions_kernel", "", SMALL._replace(shared=32 << 10)),
+    # A program has all scores of a token.
+    ("_choose_positions_kernel", "", SMALL._replace(shared=72 << 10, programs=1)),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     (SEQUENTIAL, "", Limit(stack=0, shared=144 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),
@@ -78,6 +90,7 @@ LIMITS = (
     ("_collect_kernel", "", SMALL._replace(programs=2)),
     ("_draw_kernel", "", SMALL._replace(programs=2)),
     ("_experts_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
+    ("_multiply_heads_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     ("_chunk_matrices_kernel", "", Limit(stack=0, shared=72 << 10, programs=1)),
     # Triton 3.6 spills nothing, 3.9 does.
     ("_run_chunks_kernel", "", Limit(stack=256, shared=112 << 10, programs=1)),

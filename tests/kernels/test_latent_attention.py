@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.kernels.cases import assert_close, row_bounds
+from support.kernels.columns import triton_kernels
 from support.kernels.latents import (
     COUNTS,
     KEY,
@@ -17,6 +18,7 @@ from support.kernels.latents import (
 )
 from surestep_kernels import KernelSet
 from surestep_kernels.latent_attention import store_latents
+from surestep_kernels.latent_attention import triton as latent_attention_triton
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.store_kv import FP8
 from torch import Tensor
@@ -109,3 +111,17 @@ def test_threads_change_nothing(native: KernelSet) -> None:
         results.append(native.latent.attend(q, sequences.pages, rows, 0.3, 16, chosen))
     native.set_num_threads(1)
     assert torch.equal(*results)
+
+
+@pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
+@pytest.mark.parametrize(("window", "scratch"), [(4, 1 << 20), (16, 4000)])
+def test_splits_are_merged_alike_in_scratch_and_in_a_program(
+    gpu: str, monkeypatch: pytest.MonkeyPatch, window: int, scratch: int
+) -> None:
+    """Rows that are long, and rows for which no scratch is left."""
+    sequences, q = Sequences(WIDTH, torch.float32), torch.randn(TOKENS, 2, WIDTH)
+    rows, attend = sequences.rows(), triton_kernels(gpu).latent.attend
+    expected = attend(q, sequences.pages, rows, 0.3, VALUES)
+    monkeypatch.setattr(latent_attention_triton, "_WINDOW", window)
+    monkeypatch.setattr(latent_attention_triton, "MAX_SCRATCH", scratch)
+    assert torch.equal(attend(q, sequences.pages, rows, 0.3, VALUES), expected)

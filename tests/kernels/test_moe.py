@@ -7,11 +7,11 @@ import torch
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.add_adapters import AdapterWeights
-from surestep_kernels.linear import WeightFormat, with_rounded_rows
+from surestep_kernels.linear import PackedHeads, WeightFormat, with_rounded_rows
 from surestep_kernels.linear import triton as linear_ops
 from surestep_kernels.moe import ExpertAdapters, PackedExperts, moe_reference
 from surestep_kernels.moe import triton as ops
-from surestep_kernels.moe.products import choose_size
+from surestep_kernels.moe.products import choose_size, multiply_heads, pack_heads
 from torch import Tensor
 
 WIDTH, INNER, EXPERTS = 72, 36, 5
@@ -237,3 +237,27 @@ def test_a_token_is_the_same_whatever_the_load(
         sizes.add(choose_size(9 * copies, EXPERTS, torch.bfloat16, widths))
     assert {size.columns for size in sizes} == {64, 128}
     assert len({size.pairs for size in sizes}) == len(widths)
+
+
+@pytest.mark.parametrize("tokens", [1, 70])
+@pytest.mark.parametrize("format_", [WeightFormat.BF16, WeightFormat.FP8, WeightFormat.INT4])
+def test_heads_are_multiplied_each_by_its_weight(
+    gpu: str, reference: KernelSet, format_: WeightFormat, tokens: int
+) -> None:
+    """The parts of a token are of one tensor, in which other things lie between tokens."""
+    x = torch.randn(tokens, 3 * WIDTH + 5)[:, : 3 * WIDTH].unflatten(1, (3, WIDTH))
+    if format_ is WeightFormat.BF16:
+        x, plain = x.bfloat16(), torch.randn(3, INNER, WIDTH).bfloat16()
+        weights = [reference.pack_linear(weight) for weight in plain]
+        heads = pack_heads([reference.pack_linear(weight.to(gpu)) for weight in plain])
+    else:
+        made = [make_quantized(format_, INNER, WIDTH, 24) for _ in range(3)]
+        weights = [reference.pack_quantized(weight) for weight in made]
+        heads = pack_heads([place(weight, gpu) for weight in made])
+    assert heads.addresses is not None
+    expected = reference.multiply_heads(x, PackedHeads(weights))
+    assert_close(multiply_heads(x.to(gpu), heads).cpu(), expected)
+    if format_ is WeightFormat.FP8:
+        rounded = replace(reference, linear=with_rounded_rows(reference.linear))
+        expected = rounded.multiply_heads(x, PackedHeads(weights))
+        assert_close(multiply_heads(x.to(gpu), heads, fp8_rows=True).cpu(), expected)

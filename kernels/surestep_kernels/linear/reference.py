@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,13 @@ class PackedLinear:
     scales: Tensor | None = None  # if the layout stores them apart from the data
     zeros: Tensor | None = None
     mins: Tensor | None = None
+
+
+class PackedHeads(NamedTuple):
+    """Weights of one size, one for each head."""
+
+    weights: Sequence[PackedLinear]
+    addresses: Tensor | None = None  # if the layout looks weights up on the device
 
 
 class PackLinear(Protocol):

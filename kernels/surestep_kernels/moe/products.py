@@ -8,10 +8,13 @@ Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so 
 pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
 sm_90. So a token does not depend on its neighbours. Where instructions of other widths were found
 to add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
+
+The heads of latent attention are multiplied alike: each by a weight of its own, all in one launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,7 +26,7 @@ from torch import Tensor
 from surestep_kernels.add_adapters.triton import add_adapters
 from surestep_kernels.clamped_swiglu.triton import clamped_swiglu, clamped_swiglu_of
 from surestep_kernels.columns.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.linear import PackedLinear, WeightFormat
+from surestep_kernels.linear import PackedHeads, PackedLinear, WeightFormat
 from surestep_kernels.linear.plain import plain_sums
 from surestep_kernels.linear.triton import ONE_WIDTH, quantized_sums
 from surestep_kernels.linear.triton_fp8_rows import Factor, quantize_rows
@@ -166,6 +169,44 @@ def _experts_kernel(
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
 
 
+@DependentKernel
+@triton.jit(do_not_specialize=["M"])
+def _multiply_heads_kernel(
+    out_ptr,  # [M, H, N]
+    x_ptr,  # [M, H, K], or codes: see linear.py
+    x_scales_ptr,  # f32[groups, M * H]; of codes only
+    addresses_ptr,  # i64[3, H]: see _experts_kernel
+    M,
+    N,
+    K,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,  # as in linear.py; 0: the weights are plain
+    FORMAT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    row, head = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
+    lines, at = tl.where(row < M, row * H + head, M * H), addresses_ptr + head
+    columns = tl.program_id(2).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GROUP:
+        block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
+        block += tl.program_id(2) * (BLOCK_N // 16)
+        out = _quantized(
+            x_ptr, x_scales_ptr, at, lines, columns, block, M * H, N, K, H, GROUP, BLOCK_K, FORMAT
+        )
+    else:
+        weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
+        steps = tl.cdiv(K, BLOCK_K)
+        out = plain_sums(
+            x_ptr, weight, lines, columns, M * H, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST=True
+        )
+    to = out_ptr + lines[:, None] * N + columns[None, :]
+    mask = (row < M)[:, None] & (columns < N)[None, :]
+    tl.store(to, tl.trans(out).to(out_ptr.dtype.element_ty), mask=mask)
+
+
 class _Size(NamedTuple):
     """The size of tiles."""
 
@@ -266,3 +307,71 @@ def _run(
         num_warps=size.num_warps,
         num_stages=4,
     )
+
+
+def are_alike(weights: Sequence[PackedLinear]) -> bool:
+    """Return whether the weights are laid out in one way."""
+    return len({(p.format, p.group_size, p.data.shape, p.bias is None) for p in weights}) == 1
+
+
+def addresses_of(weights: Sequence[PackedLinear]) -> Tensor:
+    """Return the addresses i64[3, E] of weights, scales and biases; 0 for what does not exist."""
+    addresses = [_addresses(packed) for packed in weights]
+    return torch.tensor(addresses, device=weights[0].data.device).T.contiguous()
+
+
+def _addresses(packed: PackedLinear) -> tuple[int, ...]:
+    parts = packed.data, packed.scales, packed.bias
+    assert all(part is None or part.is_contiguous() for part in parts)
+    assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
+    return tuple(0 if part is None else part.data_ptr() for part in parts)
+
+
+def pack_heads(weights: Sequence[PackedLinear]) -> PackedHeads:
+    """Record the addresses of weights that are laid out in one way."""
+    if not are_alike(weights) or weights[0].bias is not None:
+        return PackedHeads(weights)
+    return PackedHeads(weights, addresses_of(weights))
+
+
+def multiply_heads(
+    x: Tensor,
+    heads: PackedHeads,
+    widths: tuple[int, ...] = ONE_WIDTH,
+    *,
+    fp8_rows: bool = False,
+) -> Tensor:
+    """Return x [T, H, K] times the weight of each head: [T, H, N], in one launch.
+
+    `widths` and `fp8_rows` are as in quantized_partials.
+    """
+    tokens, count, depth = x.shape
+    like = heads.weights[0]
+    assert heads.addresses is not None
+    assert len(heads.weights) == count
+    assert like.in_features == depth
+    assert like.scales is not None or like.data.dtype is x.dtype
+    out = x.new_empty(tokens, count, like.out_features)
+    if tokens == 0:
+        return out
+    lines, fp8_rows = x.flatten(0, 1).contiguous(), fp8_rows and like.format is WeightFormat.FP8
+    factor = quantize_rows(lines, like.group_size) if fp8_rows else Factor(lines, None)
+    size = choose_size(tokens, 1, x.dtype, widths if like.scales is not None else ONE_WIDTH)
+    grid = triton.cdiv(tokens, size.pairs), count, triton.cdiv(like.out_features, size.columns)
+    _multiply_heads_kernel[grid](
+        out,
+        *factor,
+        heads.addresses,
+        tokens,
+        like.out_features,
+        like.in_features,
+        H=count,
+        GROUP=like.group_size,
+        FORMAT=int(like.format),
+        BLOCK_M=size.pairs,
+        BLOCK_N=size.columns,
+        BLOCK_K=padded_group(like.group_size) if like.group_size else _BLOCK_K,
+        num_warps=size.num_warps,
+        num_stages=4,
+    )
+    return out

@@ -25,7 +25,7 @@ from surestep_kernels.linear.triton import ONE_WIDTH, linear
 from surestep_kernels.linear.weight_tile import ROW_BLOCK
 from surestep_kernels.silu_and_mul.triton import silu_and_mul
 
-from .products import run_experts
+from .products import addresses_of, are_alike, run_experts
 from .reference import ExpertAdapters, PackedExperts, moe_reference, pack_experts_reference
 
 _BLOCK_H = 1024
@@ -99,25 +99,9 @@ def pack_experts(
     """
     packed = pack_experts_reference(gate_up, down, first, swiglu_limit)
     whole = gate_up[0].scales is None or down[0].in_features % ROW_BLOCK == 0
-    alike = all(_alike(linear, like[0]) for like in (gate_up, down) for linear in like)
-    if not (whole and alike):
+    if not (whole and are_alike(gate_up) and are_alike(down)):
         return packed
-    addresses = [[_addresses(linear) for linear in linears] for linears in (gate_up, down)]
-    table = torch.tensor(addresses, device=down[0].data.device)  # [2, E, 3]
-    return replace(packed, addresses=table.transpose(1, 2).contiguous())
-
-
-def _alike(packed: PackedLinear, other: PackedLinear) -> bool:
-    layouts = ((p.format, p.group_size, p.data.shape, p.bias is None) for p in (packed, other))
-    return len({*layouts}) == 1
-
-
-def _addresses(packed: PackedLinear) -> tuple[int, ...]:
-    """Return the addresses of weights, scales and bias; 0 for what does not exist."""
-    parts = packed.data, packed.scales, packed.bias
-    assert all(part is None or part.is_contiguous() for part in parts)
-    assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
-    return tuple(0 if part is None else part.data_ptr() for part in parts)
+    return replace(packed, addresses=torch.stack([addresses_of(gate_up), addresses_of(down)]))
 
 
 def moe(

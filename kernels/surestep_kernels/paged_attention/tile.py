@@ -87,7 +87,7 @@ def load_queries(q_ptr, q_stride, row, index, kv_head, C: tl.constexpr):
 
 
 @triton.jit
-def _multiply(a, b, acc, C: tl.constexpr):
+def multiply(a, b, acc, C: tl.constexpr):
     if C.WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=C.PRECISION)
@@ -167,7 +167,7 @@ def _attend_blocks(
         at, mask = line[:, None] * C.D + dims[None, :], used[:, None] & (dims < C.D)[None, :]
         k = tl.load(pages.k + at, mask=mask, other=0.0).to(q.dtype)
         v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
-        scores = _multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
+        scores = multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
         if C.SOFTCAP > 0:
             scores = _cap_scores(scores, scale, C)
         factor = 1.0 if C.SOFTCAP > 0 else scale
@@ -178,7 +178,7 @@ def _attend_blocks(
         origin = tl.where(top == float("-inf"), 0.0, top)
         weights, decay = tl.exp2(scores * factor - origin[:, None]), tl.exp2(m - origin)
         total = total * decay + tl.sum(weights, axis=1)
-        acc = _multiply(weights.to(v.dtype), v, acc * decay[:, None], C)
+        acc = multiply(weights.to(v.dtype), v, acc * decay[:, None], C)
         m = top
     return m, total, acc
 

@@ -118,15 +118,22 @@ def _latents() -> Iterator[Launch]:
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
 
+    # As windows, and as prompts, whose tokens go through all splits.
     rows = AttentionRows(empty(8, 64), empty(8, dtype=torch.int64), empty(9), empty(8), 4)
+    prompts = rows._replace(max_tokens=2048)
     for dtype, page_dtype in ((BF16, BF16), (BF16, FP8), (FP32, FP32)):
         pages, keys = (empty(64, BLOCK_SIZE, width, dtype=page_dtype) for width in (576, 128))
         q, index = (empty(32, *heads, dtype=dtype) for heads in ((64, 576), (32, 128)))
         for name, chosen in (("dense", None), ("sparse", empty(32, 2048))):
-            run = partial(attend, q, pages, rows, 0.1, 512, chosen)
-            yield Launch("paged_attention", f"latents {dtype} in {page_dtype} {name}", run)
-        run = partial(choose, index, empty(32, 32, dtype=FP32), keys, rows, 2048)
-        yield Launch("paged_attention", f"choice {dtype} in {page_dtype}", run)
+            for kind, of in (("windows", rows), ("prompts", prompts))[: 1 + (dtype is BF16)]:
+                run = partial(attend, q, pages, of, 0.1, 512, chosen)
+                case = f"latents {dtype} in {page_dtype} {name} {kind}"
+                yield Launch("paged_attention", case, run)
+        for blocks in (64, 4096):
+            of = rows._replace(block_tables=empty(8, blocks))
+            run = partial(choose, index, empty(32, 32, dtype=FP32), keys, of, 2048)
+            case = f"choice {dtype} in {page_dtype} among {blocks * BLOCK_SIZE}"
+            yield Launch("paged_attention", case, run)
     logits, bias = empty(32, 256, dtype=FP32), empty(256, dtype=FP32)
     for groups, kept in ((1, 1), (8, 4)):
         how = SigmoidChoice(bias, groups, kept, 8, normalize=True, scale=2.5)

@@ -14,8 +14,10 @@ from gpu.weights import EXPERT_PACK
 from support.kernels.compile_launch import BF16, META, Launch
 from surestep_kernels import PackedLinear
 from surestep_kernels.add_adapters import AdapterWeights
+from surestep_kernels.linear import PackedHeads
 from surestep_kernels.linear.triton import ALL_WIDTHS, ONE_WIDTH, quantized_partials
 from surestep_kernels.moe import ExpertAdapters, PackedExperts, Router
+from surestep_kernels.moe.products import multiply_heads
 from surestep_kernels.moe.triton import moe
 
 
@@ -41,6 +43,8 @@ def quantised() -> Iterator[Launch]:
         for widths in (ONE_WIDTH, ALL_WIDTHS):
             case = f"experts {name} T={tokens} width of {len(widths)}"
             yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
+            case = f"heads {name} T={tokens} width of {len(widths)}"
+            yield Launch("moe", case, partial(_multiply_heads, name, tokens, widths))
     for name in ("bf16", "mxfp4"):
         run = partial(_run_experts, name, _Experts(64), ONE_WIDTH, adapted=True)
         yield Launch("moe", f"experts {name} with adapters", run)
@@ -55,6 +59,13 @@ def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
     packed = _pack(name, 1024, 2048)
     x = torch.empty(rows, 2048, dtype=BF16, device=META)
     quantized_partials(x, packed, None, widths, fp8_rows="rows" in name)
+
+
+def _multiply_heads(name: str, tokens: int, widths: tuple[int, ...]) -> None:
+    addresses = torch.empty(3, 8, dtype=torch.int64, device=META)
+    heads = PackedHeads([_pack(name, 128, 512)] * 8, addresses)
+    x = torch.empty(tokens, 8, 512, dtype=BF16, device=META)
+    multiply_heads(x, heads, widths, fp8_rows="rows" in name)
 
 
 def _run_experts(

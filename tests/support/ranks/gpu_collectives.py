@@ -58,7 +58,7 @@ def _replay(tp: TensorParallel, rank: int) -> list[Tensor]:
 
     def step() -> list[Tensor]:
         total = tp.all_reduce(x.clone())
-        return [total, tp.all_gather(x[:2, :4]), tp.broadcast(ids.clone())]
+        return [total, tp.gather_to_first(x[:2, :4], 4 * tp.size), tp.broadcast(ids.clone())]
 
     step()
     torch.cuda.synchronize()

@@ -108,7 +108,7 @@ def run_steps(
     caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)
     hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {
-        "logits": torch.cat([model.logits(h) for h in hidden]),
+        "logits": tp.broadcast(torch.cat([model.logits(h) for h in hidden])),
         "fingerprints": torch.stack([row_fingerprints(h).sum() for h in hidden]),
     }
 
@@ -121,6 +121,7 @@ def rank_main(rank: int, address: str, folder: Path, names: Sequence[str]) -> No
     results["collectives"] = {
         "reduced": tp.all_reduce(torch.full((2, 3), 1.5 + rank, dtype=torch.bfloat16)),
         "gathered": tp.all_gather(torch.full((2, 2), float(rank))),
+        "first": tp.gather_to_first(torch.full((2, 2), float(1 + rank)), 3),
         "broadcast": tp.broadcast(torch.tensor([rank + 7])),
     }
     torch.save(results, folder / f"rank{rank}.pt")

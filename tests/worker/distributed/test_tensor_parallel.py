@@ -57,6 +57,8 @@ def test_collectives(folder: Path) -> None:
         result = torch.load(folder / f"rank{rank}.pt")["collectives"]
         assert result["reduced"].tolist() == [[4.0] * 3] * 2
         assert result["gathered"].tolist() == [[0.0, 0.0, 1.0, 1.0]] * 2
+        first = [[1.0, 1.0, 2.0]] * 2 if rank == 0 else [[0.0] * 3] * 2
+        assert result["first"].tolist() == first
         assert result["broadcast"].tolist() == [7]
 
 

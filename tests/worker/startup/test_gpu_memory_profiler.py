@@ -150,6 +150,24 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
         assert (sizes.num_snapshots > 0) == (recurrent is not None)
 
 
+def test_logits_of_prompts_are_held_some_rows_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the largest step, whose 512 tokens are scored, they would take most of its memory."""
+    built, rows = bench.assemble(bench.settings(), MIN_CACHE_SIZES), list[int]()
+    model = type(bench.model)
+    logits = model.logits
+
+    def counted(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(model, "logits", counted)
+    run_largest_steps(built.runner)
+    assert max(rows) == 256
+    assert sum(rows) > 512
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Garbage stays until somebody asks for it."""

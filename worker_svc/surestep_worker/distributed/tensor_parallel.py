@@ -143,6 +143,16 @@ class TensorParallel:
         """Concatenate the ranks' x [..., n], all of one shape, along the last dimension."""
         return x if self.size == 1 else torch.cat(self._gather(x), dim=-1)
 
+    def gather_to_first(self, x: Tensor, width: int) -> Tensor:
+        """Concatenate the ranks' x [N, n] to [N, width] on rank 0; return zeros on the others."""
+        if self.size == 1:
+            return x[:, :width].contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        torch.distributed.gather(x.contiguous(), parts, dst=0, group=self._group)
+        if parts is None:
+            return x.new_zeros(len(x), width)
+        return torch.cat(parts, dim=1)[:, :width].contiguous()
+
     def _gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         torch.distributed.all_gather(parts, x.contiguous(), group=self._group)

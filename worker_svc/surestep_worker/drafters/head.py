@@ -189,8 +189,12 @@ class HeadSteps:
         self, hidden: Tensor, row: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
     ) -> tuple[Tensor, Tensor]:
         """Ids and status i32[N], of drafts of rows i32[N]; rank 0 chooses for all."""
-        head = self._drafter.head
-        logits = head.logits(hidden) / sent.factors[row.long()].unsqueeze(1)
+        head, tp = self._drafter.head, self._context.tp
+        logits = head.logits(hidden)
+        if tp.rank:
+            ids, status = tp.broadcast_columns(torch.zeros_like(row), torch.zeros_like(row))
+            return ids, status
+        logits = logits / sent.factors[row.long()].unsqueeze(1)
         if shape.random and head.token_ids is not None:  # noise belongs to the model's ids
             logits = self._spread(logits, head.token_ids)
         ids, status = self._ops.choose(
@@ -198,7 +202,7 @@ class HeadSteps:
         )
         if not shape.random and head.token_ids is not None:
             ids = head.token_ids[ids.long()].int()
-        ids, status = self._context.tp.broadcast_columns(ids, status)
+        ids, status = tp.broadcast_columns(ids, status)
         return ids, status
 
     def _spread(self, logits: Tensor, token_ids: Tensor) -> Tensor:

@@ -100,9 +100,9 @@ class OutputHead:
         self._packed = weights.take_packed(name, read)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        """Logits f32[N, V] of [N, H] on rank 0, which chooses for all; zeros on the others."""
         local = self._linear(hidden, self._packed, out_dtype=torch.float32)
-        return self._tp.all_gather(local)[:, : self._size].contiguous()
+        return self._tp.gather_to_first(local, self._size)
 
 
 class OutputRows:

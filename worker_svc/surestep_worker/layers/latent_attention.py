@@ -136,9 +136,10 @@ class LatentAttention:
         self._latent = _take_rows(weights, f"{to}latent", kernels, order)
         self._norm = weights.take(f"{to}latent_norm", torch.float32)
         heads = range(self._heads)
-        self._k = [_take_transposed(weights, f"{to}k.{i}", kernels) for i in heads]
         plain = plain_kernels(kernels)  # of a layer whose other half is multiplied transposed
-        self._v = [take_linear(weights, f"{to}v.{i}", plain) for i in heads]
+        self._k = plain.pack_heads([_take_transposed(weights, f"{to}k.{i}", plain) for i in heads])
+        self._v = plain.pack_heads([take_linear(weights, f"{to}v.{i}", plain) for i in heads])
+        self._multiply_heads = plain.multiply_heads
         self._o = take_linear(weights, f"{to}o", kernels)
         # Ranks that choose differently would all compute the same wrong sum, and never notice.
         self._compared = context.shard.tp.size > 1
@@ -161,11 +162,11 @@ class LatentAttention:
         if self._indexer is not None:
             positions = self._indexer(x, queries, batch.positions, cache.v, pages)
             batch.choice.choose(positions, compared=self._compared)
-        absorbed = ops.multiply_heads(plain.unflatten(1, (heads, sizes.nope_dim)), self._k)
+        absorbed = self._multiply_heads(plain.unflatten(1, (heads, sizes.nope_dim)), self._k)
         q = torch.cat((absorbed, turned), dim=2)
         chosen = batch.choice.positions
         seen = self._attend(q, cache.k, pages.rows, sizes.scale, sizes.rank, chosen)
-        return Product(ops.multiply_heads(seen, self._v).flatten(1), self._o)
+        return Product(self._multiply_heads(seen, self._v).flatten(1), self._o)
 
 
 def _query_order(sizes: LatentConfig, heads: int) -> Tensor:

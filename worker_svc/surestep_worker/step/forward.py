@@ -33,8 +33,10 @@ from surestep_worker.models import Model
 from .batch import Extras, Pooled, StepColumns
 from .drafting import Drafted, Drafting
 from .heartbeat import Phases
-from .logprobs import score_positions
+from .logprobs import score
 from .transfer import Packed
+
+_PROMPT_ROWS = 256  # of prompts, whose logits are held at once
 
 
 class Shape(NamedTuple):
@@ -164,8 +166,10 @@ class SamplingPass:
     ) -> Packed:
         """Queue the end of a step; return what the host reads."""
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
-        scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
-        logits = self._model.logits(scored).float() if len(scored) else scored
+        windows = len(columns.position_window)
+        hidden, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
+        hidden, prompts = hidden[:windows], hidden[windows:]
+        logits = self._model.logits(hidden).float() if windows else hidden
         vectors, label_logits = self._pool(extras.pooled, pooled)
         self._phases.enter(pb.SAMPLING)
         keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
@@ -174,18 +178,28 @@ class SamplingPass:
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
         )
-        scores = self._score(raw, chosen.ids, extras, shape.max_num_logprobs)
+        scores = self._score(raw, chosen.ids, prompts, extras, shape.max_num_logprobs)
         bits = self._bits(outputs)
         pooled = vectors, label_logits
         return Packed.of([report, outputs.error, bits, outputs.non_finite, *pooled, *scores])
 
     def _score(
-        self, logits: Tensor, chosen: Tensor, extras: Extras, width: int
+        self, logits: Tensor, chosen: Tensor, prompts: Tensor, extras: Extras, width: int
     ) -> tuple[Tensor, ...]:
-        """Return the scores of the positions that are scored; nothing if none is."""
+        """Return the scores of the positions that are scored; nothing if none is.
+
+        Prompts are scored some rows at a time: the memory that serving leaves free for a step has
+        to hold their logits, and is measured.
+        """
         if extras.scored is None or extras.prompt_ids is None:
             return ()
-        return score_positions(logits, chosen, extras.scored, extras.prompt_ids, width)
+        ids = extras.prompt_ids.long()
+        index = extras.scored[: len(extras.scored) - len(ids)].long()
+        parts = [score(logits[index], chosen[index].long(), width)] if len(index) else []
+        for first in range(0, len(ids), _PROMPT_ROWS):
+            rows = slice(first, min(first + _PROMPT_ROWS, len(ids)))
+            parts.append(score(self._model.logits(prompts[rows]).float(), ids[rows], width))
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _bits(self, outputs: PassOutputs) -> Tensor:
         """Return the number i64[1] by which ranks compare what they computed."""
@@ -205,7 +219,7 @@ class SamplingPass:
         if not pooled.label_ids.shape[1]:
             return means, nothing
         logits = self._model.logits(hidden[pooled.last.long()]).float()
-        return means, logits.gather(1, pooled.label_ids.long())
+        return means, self._tp.broadcast(logits.gather(1, pooled.label_ids.long()))
 
     def _choose(
         self,
@@ -217,16 +231,15 @@ class SamplingPass:
     ) -> Chosen:
         """Choose the token of every position. All ranks get the choice of rank 0."""
         window, inputs = columns.position_window, outputs.inputs
-        z = logits[: len(window)]
-        if not len(window):
-            nothing = torch.zeros(0, dtype=torch.int32, device=z.device)
-            return Chosen(nothing, nothing)
+        if not len(window) or self._tp.rank:
+            nothing = torch.zeros(len(window), dtype=torch.int32, device=logits.device)
+            return Chosen._make(self._tp.broadcast_columns(nothing, nothing))
         if shaping != Shaping():
             slot = inputs.slots[outputs.rows.position_row.long()].int()
             where = Positions(window, slot, inputs.lengths, self._state.tokens)
-            self._ops.shape_logits(z, where, shaping)
+            self._ops.shape_logits(logits, where, shaping)
         chosen = self._ops.choose(
-            z,
+            logits,
             window,
             inputs.lengths,
             columns.draw,

@@ -12,7 +12,6 @@ import torch
 from surestep_common.invariants import Int32Array, IntArray
 from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
-from torch import Tensor
 
 from .batch import Geometry
 from .sampling import LogprobParams
@@ -36,6 +35,7 @@ def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
 
     Works on a bounded number of logits at a time, which changes no bit: all ops are by row.
     """
+    width = min(width, logits.shape[1])
     size = max(1, (_CHUNK if logits.is_cpu else _DEVICE_CHUNK) // logits.shape[1])
     parts = [
         _score(some, ids, width)
@@ -135,18 +135,6 @@ class LogprobPlan(NamedTuple):
         self, row: IntArray, ids: IntArray, index: IntArray, scores: Score
     ) -> sampling_pb2.LogprobColumns:
         return columns(row, ids, self.num_top[index], Score(*(part[index] for part in scores)))
-
-
-def score_positions(
-    logits: Tensor, chosen: Tensor, scored: Tensor, prompt_ids: Tensor, width: int
-) -> Score:
-    """Score chosen tokens [N] and tokens of prompts [P] under logits [N + P, V], on the device.
-
-    `scored` and `prompt_ids`: see Extras.
-    """
-    index = scored.long()
-    ids = torch.cat((chosen[index[: len(index) - len(prompt_ids)]], prompt_ids)).long()
-    return score(logits[index], ids, min(width, logits.shape[1]))
 
 
 def top_tokens(gap: torch.Tensor, width: int) -> torch.Tensor:
