@@ -14,6 +14,7 @@ window, or where its splits are merged.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -34,16 +35,10 @@ _WINDOW = 16  # tokens of a row whose splits are units of work
 _PROGRAMS = 2 * 132  # that share splits: two for each multiprocessor of an H100
 _MERGED = 128  # elements of a head that a program merges
 _UNROLL = 8  # splits whose sums are read together
+_TWO = 164 * 1024  # bytes of shared memory that two steps in bfloat16 take
 
-_VARYING = [
-    "num_rows",
-    "num_tokens",
-    "num_blocks",
-    "table_width",
-    "num_shares",
-    "num_lines",
-    "limit",
-]
+_VARYING = ["num_rows", "num_tokens", "num_blocks", "table_width"]
+_VARYING += ["num_shares", "num_lines", "limit"]
 
 
 class Shape(NamedTuple):
@@ -334,7 +329,7 @@ def attend(
         C=shape,
         HAS_LONG=has_long,
         num_warps=8,
-        num_stages=1 if q.dtype is torch.float32 else 2,  # steps of 72 KiB in bfloat16
+        num_stages=_stages(q),
         enable_fp_fusion=False,
     )
     _merge_latents_kernel[(num_rows * most, heads, triton.cdiv(value_width, _MERGED))](
@@ -355,6 +350,18 @@ def attend(
         enable_fp_fusion=False,
     )
     return out
+
+
+def _stages(q: Tensor) -> int:
+    """Return how many steps of positions, of 72 KiB in bfloat16, a program holds at once."""
+    return 1 if q.dtype is torch.float32 or (q.is_cuda and _shared_memory(q.device) < _TWO) else 2
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the most bytes that a program may have: 227 KiB on sm_90, and 99 KiB on sm_89."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs
 
 
 def _shape(q: Tensor, pages: Tensor, value_width: int, top_k: int) -> Shape:
