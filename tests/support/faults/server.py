@@ -35,7 +35,7 @@ _ORDERED = (  # in the tracebacks that the faults of the suite cause, directly o
     "gloo/transport/tcp/",  # of a rank whose partner has ended
     "InternalError: the drafter proposed an id outside the vocabulary",
     "InternalError: the drafter of rank 0 failed",  # as the other ranks are told
-    # Printed, not logged, for a call that its client cancels before the server has begun it.
+    # gRPC's server prints it where a call ends as cancelled: at times when a supervisor ends.
     "in grpc._cython.cygrpc._schedule_rpc_coro\nasyncio.exceptions.CancelledError",
 )
 
