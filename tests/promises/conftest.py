@@ -27,6 +27,7 @@ from support.parity.bench import (
 from support.parity.block_drafters import make_dflash, make_dflash_hybrid, make_peagle
 from support.parity.grammars import make_guided_requests, with_tokenizer
 from support.parity.latent_models import make_deepseek_v3, make_glm_dsa
+from support.suite.sharing import shared_folder
 
 Make = Callable[[Path], None]
 
@@ -43,8 +44,10 @@ def _bench(make: Make, implementation: str = "auto") -> Callable[..., ParityBenc
     """A fixture: what every request answers alone without speculation, of a model made so."""
 
     @pytest.fixture(scope="session")
-    def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-        folder = tmp_path_factory.mktemp("bench")
+    def bench(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> ParityBench:
+        folder = shared_folder(tmp_path_factory, str(request.fixturename))
         return ParityBench(folder, make, implementation=implementation)
 
     return bench
@@ -65,8 +68,10 @@ def _guided(make: Make) -> Callable[..., ParityBench]:
     """The same, but that the model has a tokenizer and the requests have grammars."""
 
     @pytest.fixture(scope="session")
-    def guided(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-        folder = tmp_path_factory.mktemp("guided")
+    def guided(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> ParityBench:
+        folder = shared_folder(tmp_path_factory, str(request.fixturename))
         return ParityBench(folder, partial(with_tokenizer, make), make_guided_requests)
 
     return guided

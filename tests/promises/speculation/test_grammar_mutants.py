@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.parity import bench as benches
+from support.parity import grammars
 from support.parity.bench import Conditions, ParityBench, same
 from support.parity.grammar_mutants import IN_PROCESSES, mutated
 from support.parity.grammars import Reader
@@ -88,7 +88,7 @@ def test_mutant_is_caught(
 ) -> None:
     MUTANTS[name](monkeypatch)
     if name in IN_PROCESSES:
-        monkeypatch.setattr(benches, "_COMPILERS", {})
+        monkeypatch.setattr(grammars, "_COMPILERS", {})
     try:
         found = wrong(guided_bench)
     except (AssertionError, ValueError, LedgerError, SurestepError):

@@ -19,9 +19,10 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
 from support.parity.cases import EOS, TOTAL_LEN, VOCAB, Probe, make_requests, strangers
 from support.parity.drafters import TRUTH
-from support.parity.grammars import SOURCES
+from support.parity.grammars import compile_grammars
 from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
 from support.parity.poison import poison_idle
+from support.suite.sharing import once
 from surestep_kernels import load_kernels
 from surestep_kernels.table import StepOps
 from surestep_proto import worker_pb2 as pb
@@ -31,19 +32,17 @@ from surestep_worker.cache.cache_memory import CacheMemory
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.grammar.compiler import Compiler
 from surestep_worker.models import LOADERS, DraftRank, DraftSource, Model, ModelSource, load_model
 from surestep_worker.startup.build import assemble, begin_to_serve
 from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
-COMPILED_S = 60.0  # after which a grammar is
-_COMPILERS = dict[Path, Compiler]()  # of the grammars of a folder's tokenizer
 LOOKUP = "+lookup"
 HEAD = "eagle3"  # folder of a draft head inside that of its model
 BLOCKS = "dflash"  # or that of one that drafts whole windows
 DRAFT = "draft_model"  # or that of a draft model: all are named after their methods
+Alone = tuple[list[Request], dict[str, list[int]], dict[str, Answer]]
 
 
 @dataclass(frozen=True)
@@ -249,20 +248,10 @@ def build_runner(
         speculative_config=asked | ({"prompt_lookup_min": 2} if looks_up else {}),
     )
     built = assemble(settings, model, tp, kernels, memory=memory)
-    _compile_grammars(built.runner, folder)
+    compile_grammars(built.runner, folder)
     if looks_up:
         begin_to_serve(built.runner.context)
     return built
-
-
-def _compile_grammars(runner: Runner, folder: Path | None) -> None:
-    """Compile those of the matrix ahead, as a scheduler asks for; once for all runners."""
-    if runner.context.grammars._compiler is None or folder is None:
-        return
-    compiler = _COMPILERS.setdefault(folder, runner.context.grammars._compiler)
-    runner.context.grammars._compiler = compiler
-    for source in SOURCES.values():
-        compiler.start(source).result(COMPILED_S)
 
 
 class ParityBench:
@@ -275,14 +264,14 @@ class ParityBench:
         requests: Callable[[Probe], list[Request]] = make_requests,
         implementation: str = "auto",
     ) -> None:
-        make(folder)
+        once(folder.with_name(f"{folder.name}.made"), lambda: make(folder))
         self.folder = folder
         self._tp = TensorParallel()
         self._model = load(folder, self._tp, implementation=implementation)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.captured = 0, 0  # of the latest runner
-        self.requests = requests(self._probe)
-        self.expected = self._alone(self.requests)
+        alone = once(folder.with_name(f"{folder.name}.alone"), lambda: self._ask(requests))
+        self.requests, self.plain, self.expected = alone
 
     @property
     def truth(self) -> list[list[int]]:
@@ -304,6 +293,10 @@ class ParityBench:
     ) -> Built:
         """A fresh rank, whose caches lie in `memory`."""
         return build_runner(self._model, self._tp, where, drafter, k, None, self.folder, memory)
+
+    def _ask(self, requests: Callable[[Probe], list[Request]]) -> Alone:
+        asked = requests(self._probe)
+        return asked, self.plain, self._alone(asked)
 
     def _probe(self, request: Request) -> list[int]:
         self.plain[request.id] = self._alone([request])[request.id].token_ids

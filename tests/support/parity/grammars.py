@@ -16,7 +16,12 @@ from support.checkpoints import ascii_tokenizer
 from support.parity.cases import EOS, NEUTRAL, SEED, TEMPERATURES, VOCAB, Probe, make_request
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
+from surestep_worker.grammar.compiler import Compiler
+from surestep_worker.step.runner import Runner
 from tokenizers import Tokenizer
+
+COMPILED_S = 60.0  # after which a grammar is
+_COMPILERS = dict[Path, Compiler]()  # of the grammars of a folder's tokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -140,3 +145,13 @@ class Reader:
         else:
             begin = text.rindex("{")  # behind the reasoning, if there is any
             jsonschema.validate(json.loads(text[begin:]), SCHEMA)
+
+
+def compile_grammars(runner: Runner, folder: Path | None) -> None:
+    """Compile those of the matrix ahead, as a scheduler asks for; once for all runners."""
+    if runner.context.grammars._compiler is None or folder is None:
+        return
+    compiler = _COMPILERS.setdefault(folder, runner.context.grammars._compiler)
+    runner.context.grammars._compiler = compiler
+    for source in SOURCES.values():
+        compiler.start(source).result(COMPILED_S)
