@@ -150,7 +150,7 @@ class TensorParallel:
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
         torch.distributed.gather(x.contiguous(), parts, dst=0, group=self._group)
         if parts is None:
-            return x.new_zeros(1, 1).expand(len(x), width)  # which takes no memory
+            return x.new_zeros(len(x), width)  # of their own: some models scale them in place
         return torch.cat(parts, dim=1)[:, :width].contiguous()
 
     def _gather(self, x: Tensor) -> list[Tensor]:
