@@ -61,7 +61,8 @@ def tell(folder: Path, tp: TensorParallel, *, expert_parallel: bool = False) -> 
     model.rehearse()
     ids = ids_of(model.config.vocab_size)
     with torch.inference_mode():
-        whole, cut = (torch.cat([*steps_of(model, kernels, ids, it)]) for it in ((LENGTH,), CUTS))
+        steps = (steps_of(model, kernels, ids, it) for it in ((LENGTH,), CUTS))
+        whole, cut = (tp.broadcast(torch.cat([*logits])) for logits in steps)
     return Told(whole, cut, model.weight_bytes, _refused(model, tp))
 
 

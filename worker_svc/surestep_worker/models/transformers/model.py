@@ -100,7 +100,7 @@ class TransformersModel:
             self.draft_head = make_head(context, self.vocabulary, skeleton.decoder.norm.factors)
         numbers = list(map(_number_of, self.config.keeping))
         self._kv_scales = take_kv_scales(context.weights, numbers, self.config.num_layers)
-        self.weight_bytes = context.weights.nbytes
+        self.weight_bytes, self._tp = context.weights.nbytes, context.shard.tp
 
     def rehearse(self) -> None:
         """Raise InvalidRequest if a row's result depends on its company."""
@@ -117,7 +117,7 @@ class TransformersModel:
                 made = self._decoder(
                     input_ids=token_ids[None], position_ids=positions, use_cache=False
                 )
-                return self.logits(made[0][0])
+                return self.shared_logits(made[0][0])
         finally:
             library._attn_implementation = BACKEND
 
@@ -177,10 +177,14 @@ class TransformersModel:
         return self._blocks[depth - 1].register_forward_hook(keep)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits f32[N, V] of [N, H], as the model scales and caps them."""
+        """Logits f32[N, V] of [N, H] on rank 0, as the model scales and caps them."""
         with self._curves():
             made: Tensor = self._whole(inputs_embeds=hidden[None]).logits[0]
         return made[:, : self.config.vocab_size].float().contiguous()
+
+    def shared_logits(self, hidden: Tensor) -> Tensor:
+        """Return the same on every rank, where `logits` are rank 0's."""
+        return self._tp.broadcast(self.logits(hidden))
 
 
 def _attach(model: Any, context: LayerContext[TransformersConfig], now: Pass) -> None:

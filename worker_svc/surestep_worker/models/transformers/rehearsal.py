@@ -35,7 +35,7 @@ class Rehearsed(Protocol):
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def shared_logits(self, hidden: Tensor) -> Tensor: ...
 
     def as_theirs(self, token_ids: Tensor) -> Tensor: ...
 
@@ -111,7 +111,8 @@ class _Stage:
         hooks = [module.register_forward_hook(keep) for module in names]
         try:
             with torch.inference_mode():
-                logits = self._model.logits(self._model.forward(self._batch(rows), self._caches))
+                hidden = self._model.forward(self._batch(rows), self._caches)
+                logits = self._model.shared_logits(hidden)
         finally:
             for hook in hooks:
                 hook.remove()
