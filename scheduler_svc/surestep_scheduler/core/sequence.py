@@ -90,9 +90,8 @@ class Request:
     @property
     def writer(self) -> Writer:
         """Return whose text it wants."""
-        one = self.adapter
-        writer = THE_MODEL if one is None else Writer(1 + one.place, one.digest)
-        return writer if self.sampling is None else writer.at(self.sampling.temperature)
+        adapter = self.adapter
+        return THE_MODEL if adapter is None else Writer(1 + adapter.place, adapter.digest)
 
     def chain(self, limits: Limits) -> PrefixChain:
         """Return the keys of its prefixes, of which none is computed yet."""

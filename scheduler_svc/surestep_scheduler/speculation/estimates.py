@@ -29,22 +29,11 @@ class AcceptanceStats(NamedTuple):
     trials: float = 0.0  # faded
 
 
-_WARMTHS = 3  # classes of temperature
-
-
 class Writer(NamedTuple):
-    """Author of a request's text: the model, or one of its adapters, which a drafter knows less.
-
-    The warmer it writes, the less often it writes what is likeliest, which drafters guess.
-    """
+    """Author of a request's text: the model, or one of its adapters, which a drafter knows less."""
 
     number: int = 0  # place of the adapter, plus 1
     digest: str = ""  # of what the adapter computes
-    warmth: int = 0  # class of the temperature
-
-    def at(self, temperature: float) -> Writer:
-        """Return the same writer at a temperature: about 0, about 0.5, or higher."""
-        return self._replace(warmth=round(min(2 * temperature, _WARMTHS - 1)))
 
 
 THE_MODEL = Writer()
@@ -55,7 +44,7 @@ class Estimates:
 
     def __init__(self, num_slots: int) -> None:
         self._digests = list[str]()  # by number of the writer
-        self._writer_hits, self._writer_trials = np.zeros((2, 0))  # a class of warmth after another
+        self._writer_hits, self._writer_trials = np.zeros((2, 0))
         self._meet(THE_MODEL)
         self.clear(num_slots)
 
@@ -63,38 +52,24 @@ class Estimates:
         """Begin an epoch with empty slots; what is known of all requests stays."""
         self.hits = np.zeros(num_slots)
         self.trials = np.zeros(num_slots)
-        self._writer = np.zeros(num_slots, dtype=np.int64)  # _WARMTHS of each
+        self.writer = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, slot: int, known: AcceptanceStats, writer: Writer) -> None:
         """Start the estimate of a slot."""
         self.hits[slot], self.trials[slot] = known
-        self._writer[slot] = self._meet(writer)
+        self.writer[slot] = writer.number
+        self._meet(writer)
 
-    def _meet(self, writer: Writer) -> int:
-        """Return the place of a writer; of one that was not there before make a guess."""
+    def _meet(self, writer: Writer) -> None:
+        """Make a guess about a writer that was not there before."""
         missing = max(1 + writer.number - len(self._digests), 0)
         self._digests += missing * ["?"]
-        self._writer_hits = np.append(self._writer_hits, np.zeros(missing * _WARMTHS))
-        self._writer_trials = np.append(self._writer_trials, np.ones(missing * _WARMTHS))
-        coldest = writer.number * _WARMTHS
+        self._writer_hits = np.append(self._writer_hits, np.zeros(missing))
+        self._writer_trials = np.append(self._writer_trials, np.ones(missing))
         if self._digests[writer.number] != writer.digest:
             self._digests[writer.number] = writer.digest
-            self._writer_trials[coldest : coldest + _WARMTHS] = 0.0
-            self._guess(coldest, _FIRST_GUESS)
-        place = coldest + writer.warmth
-        if not self._writer_trials[place]:
-            known = max(i for i in range(coldest, place) if self._writer_trials[i])
-            self._guess(place, self._writer_hits[known] / self._writer_trials[known])
-        return place
-
-    def _guess(self, place: int, acceptance: float) -> None:
-        self._writer_hits[place] = acceptance * _FIRST_WEIGHT
-        self._writer_trials[place] = _FIRST_WEIGHT
-
-    def by_adapters(self, slot: IntArray) -> BoolArray:
-        """Return which rows [R] an adapter writes."""
-        written: BoolArray = self._writer[slot] >= _WARMTHS
-        return written
+            self._writer_hits[writer.number] = _FIRST_GUESS * _FIRST_WEIGHT
+            self._writer_trials[writer.number] = _FIRST_WEIGHT
 
     def stats(self, slot: int) -> AcceptanceStats:
         """Return what is known of a slot's request."""
@@ -102,8 +77,7 @@ class Estimates:
 
     def of(self, slot: IntArray) -> FloatArray:
         """Return the probability for rows [R] from their windows, starting at the writers'."""
-        writer = self._writer[slot]
-        prior = _MODEL_WEIGHT * self._writer_hits[writer] / self._writer_trials[writer]
+        prior = (_MODEL_WEIGHT * self._writer_hits / self._writer_trials)[self.writer[slot]]
         estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
         return estimate
 
@@ -111,7 +85,7 @@ class Estimates:
         """Learn from windows of rows [R]."""
         self.hits[slot] = _FADE * self.hits[slot] + hits
         self.trials[slot] = _FADE * self.trials[slot] + trials
-        writer, count = self._writer[slot], len(self._writer_trials)
+        writer, count = self.writer[slot], len(self._digests)
         total = np.bincount(writer, trials, count)
         fade = 1 - np.minimum(total / _MODEL_MEMORY, 1.0)
         self._writer_hits = fade * self._writer_hits + np.bincount(writer, hits, count)

@@ -385,7 +385,8 @@ class Speculation:
 
     def _of_adapters(self, slot: IntArray) -> BoolArray:
         """Return which rows [R] say nothing of the model: adapters learn apart, with costs."""
-        return self.proposed.acceptance.by_adapters(slot) & (self._costs is not None)
+        said: BoolArray = (self.proposed.acceptance.writer[slot] > 0) & (self._costs is not None)
+        return said
 
 
 def _least_known(trials: FloatArray, among: BoolArray) -> int | None:

@@ -205,26 +205,6 @@ def test_drafts_that_miss_one_writer_are_not_taken_from_others(missed: Writer) -
     assert first_drafts() == [0, 0, 0]
 
 
-def test_a_warm_request_is_expected_to_accept_what_warm_ones_did() -> None:
-    """At first as colder ones of its writer, and whatever the temperature."""
-    acceptance = loop(perfect, CHEAP).state.speculation.proposed.acceptance
-    writers = [THE_MODEL.at(t) for t in (0.0, 0.6, 1e300)]
-    slots = np.arange(len(writers))
-
-    def expected() -> list[float]:
-        for slot, writer in enumerate(writers):
-            acceptance.admit(slot, AcceptanceStats(), writer)
-        return [*map(float, acceptance.of(slots))]
-
-    acceptance.admit(0, AcceptanceStats(), THE_MODEL)
-    for _ in range(300):
-        acceptance.observe(slots[:1], slots[:1] + 1, slots[:1] + 2)  # every other draft
-    assert expected() == pytest.approx([0.5, 0.5, 0.5], abs=0.01)
-    for _ in range(300):
-        acceptance.observe(slots, np.array([9, 5, 1]), slots * 0 + 10)
-    assert expected() == pytest.approx([0.9, 0.5, 0.1], abs=0.02)
-
-
 def test_without_measured_costs_the_cap_is_drafted() -> None:
     busy = loop(hopeless, None)
     for _ in range(60):
