@@ -288,7 +288,7 @@ def test_a_rank_dies_in_the_middle_of_an_update(
 def test_a_sleeping_engine_wakes_with_other_weights(
     trained: Stack, versions: Versions, answers: tuple[list[int], list[int]]
 ) -> None:
-    """As a trainer beside it has it: weights first, then the memory for keys and values."""
+    """Wake as a trainer beside it has it: weights first, then the memory for keys and values."""
     for level, update in ((1, from_disk), (2, by_wire), (2, from_disk)):
         order(trained, f"/sleep?level={level}")
         order(trained, "/wake_up?tags=weights")

@@ -48,7 +48,7 @@ REGISTERS = 65536  # of a multiprocessor of sm_90
 
 
 class Limit(NamedTuple):
-    """What one program may take, and how many are to fit a multiprocessor for want of registers."""
+    """Bound of what a program takes, and how many are to fit a multiprocessor's registers."""
 
     stack: int  # bytes of a thread: what registers were spilled to
     shared: int  # bytes
@@ -98,7 +98,7 @@ LIMITS = (
 
 
 def compile_all(*, full: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What compile_launchers.py says of its compiler, and of each variant; two run at a time."""
+    """Return what compile_launchers.py says of its compiler and each variant; two run at a time."""
     options = ["--programmatic-dependent-launch", *(["--full"] if full else [])]
     begun = [_begin(*options, "--ops", *ops) for ops in SHARES]
     lines = [_finish(process) for process in begun]
@@ -135,7 +135,7 @@ def beyond(variant: dict[str, Any]) -> list[str]:
 
 
 def all_kernels() -> set[str]:
-    """That are defined for GPUs."""
+    """Return the names of those that are defined for GPUs."""
     (folder,) = surestep_kernels.__path__
     return {
         name for path in Path(folder).rglob("*.py") for name in KERNEL.findall(path.read_text())
@@ -143,7 +143,7 @@ def all_kernels() -> set[str]:
 
 
 def test_the_reports_are_of_all_kernels() -> None:
-    """Of the oldest Triton and of a newer one, as scripts/gpu_compile writes them."""
+    """Compare those of the oldest Triton and of a newer one, as scripts/gpu_compile writes them."""
     reports = [json.loads(path.read_text()) for path in REPORTS.glob("*.json")]
     assert len({report["compiler"]["triton"] for report in reports}) == 2
     for report in reports:

@@ -60,7 +60,7 @@ def test_equals_the_reference_and_is_the_same_alone(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, as interpreter
 def test_every_number_of_fp8_is_read(kernels: KernelSet) -> None:
-    """One key and one position: what is attended is the value, NaN and what is saturated included."""
+    """Attend to one position: the outcome is its value, NaN and what is saturated included."""
     codes = torch.arange(256, dtype=torch.uint8).view(FP8).view(1, 1, 256)
     rows = AttentionRows(
         torch.zeros(1, 1, dtype=torch.int32),

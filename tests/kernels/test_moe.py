@@ -100,7 +100,7 @@ PLACES, MOST = 3, 4
 
 
 def adapters(inputs: int, outputs: int, parts: int) -> AdapterWeights:
-    """Of every expert at every place, of all ranks; what no rank counts is NaN."""
+    """Make some of every expert at every place, of all ranks; what no rank counts is NaN."""
     at, n = PLACES * EXPERTS, outputs // parts
     a = torch.randn(at, parts, MOST, inputs) / inputs**0.5
     ranks = torch.randint(0, MOST + 1, (at, parts), dtype=torch.int32)
@@ -178,7 +178,7 @@ def test_quantised_experts(
     groups: list[int],
     together: bool,
 ) -> None:
-    """One expert of another layout, or gates that fill no blocks: they are run one at a time."""
+    """Run experts one at a time where one has another layout, or gates fill no blocks."""
     expected, packed = quantised(reference, gpu, format_, inner, groups)
     assert (packed.addresses is not None) == together
     x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)

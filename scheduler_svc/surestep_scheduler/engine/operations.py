@@ -101,9 +101,13 @@ async def resume(engine: Engine, tags: Iterable[str]) -> Sequence[str]:
 async def load_adapter(engine: Engine, request: pb.LoadAdapterRequest) -> worker_pb2.Adapter:
     """Load an adapter, in a place that nothing needs any more. Raises as Adapters.load does."""
     await _sweep(engine)
-    wanted, how = (request.name, request.path), (request.in_place, request.digest)
     return await engine.adapters.load(
-        engine.group, *wanted, _in_use(engine), in_place=how[0], digest=how[1]
+        engine.group,
+        request.name,
+        request.path,
+        _in_use(engine),
+        in_place=request.in_place,
+        digest=request.digest,
     )
 
 
@@ -115,11 +119,10 @@ async def find_adapter(
     Raises as Adapters.resolve does, PlacesTaken where too many requests wait for a place, and
     DeadlineExceeded at that time of the engine's clock.
     """
-    most = engine.limits.max_queue_len
     try:
         return await engine.adapters.resolve(engine.group, name, _in_use(engine))
     except PlacesTaken:
-        engine.adapters.check_line(tenant, most)
+        engine.adapters.check_line(tenant, engine.limits.max_queue_len)
     left_s = None if deadline is None else deadline - engine.clock()
     try:
         async with asyncio.timeout(left_s):

@@ -93,11 +93,11 @@ class SchedulerService(SchedulerServicer):
             with _memory():
                 refuse_unknown(request)
                 self._engine.check_model(request.model_fingerprint)
+                self._owners.settle(request, headers)
                 names = request.adapter, request.tenant
                 adapter = await operations.find_adapter(self._engine, *names, deadline)
                 limits = self._engine.limits
                 self._engine.check_model(request.model_fingerprint)  # it may have waited
-                self._owners.settle(request, headers)
                 resolved = None  # where a vector is wanted nothing is sampled
                 if not request.pooling:
                     resolved = resolve(request, self._engine.model, limits.max_request_len)

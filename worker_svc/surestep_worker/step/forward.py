@@ -233,7 +233,8 @@ class SamplingPass:
         window, inputs = columns.position_window, outputs.inputs
         if not len(window) or self._tp.rank:
             nothing = torch.zeros(len(window), dtype=torch.int32, device=logits.device)
-            return Chosen._make(self._tp.broadcast_columns(nothing, nothing))
+            chosen = Chosen(nothing, nothing)
+            return Chosen._make(self._tp.broadcast_columns(*chosen)) if len(window) else chosen
         if shaping != Shaping():
             slot = inputs.slots[outputs.rows.position_row.long()].int()
             where = Positions(window, slot, inputs.lengths, self._state.tokens)

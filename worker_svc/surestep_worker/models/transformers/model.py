@@ -100,7 +100,8 @@ class TransformersModel:
             self.draft_head = make_head(context, self.vocabulary, skeleton.decoder.norm.factors)
         numbers = list(map(_number_of, self.config.keeping))
         self._kv_scales = take_kv_scales(context.weights, numbers, self.config.num_layers)
-        self.weight_bytes, self._tp = context.weights.nbytes, context.shard.tp
+        self.weight_bytes = context.weights.nbytes
+        self._tp = context.shard.tp
 
     def rehearse(self) -> None:
         """Raise InvalidRequest if a row's result depends on its company."""
