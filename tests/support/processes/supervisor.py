@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes import rank as stand_in_rank
+from support.processes.commands import children
 from support.processes.ports import free_address
 from surestep_common import rpc
 from surestep_proto import supervisor_pb2 as pb
@@ -83,6 +84,12 @@ class Supervised:
             plan,
         )
         self.call = call
+
+
+def template_of(now: pb.SupervisorStatus) -> int:
+    """The child of this process, which supervises, that is neither the rank nor its standby."""
+    (found,) = {each.pid for each in children(STAND_IN)} - {now.rank_pid, now.standby_pid}
+    return found
 
 
 @asynccontextmanager

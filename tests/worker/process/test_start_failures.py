@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.processes.supervisor import STAND_IN, Supervised, supervising
+from support.processes.supervisor import STAND_IN, Supervised, supervising, template_of
 from surestep_proto import supervisor_pb2 as pb
 
 pytestmark = pytest.mark.rotates(3)
@@ -184,9 +184,12 @@ async def test_a_rank_lives_without_a_standby_that_cannot_be_started(
     program.chmod(0o755)
     command = [str(program), str(tmp_path / "stacks")]
     async with supervising(monkeypatch, command, standby=True) as running:
-        now = await running.ready(restarts=0)
+        now = await running.until(lambda now: now.standby_pid)
         program.chmod(0o644)
+        for pid in (gone := now.standby_pid), template_of(now):
+            os.kill(pid, signal.SIGKILL)
         await running.until(lambda _: "rank 0 has no standby" in caplog.text)
         assert (await running.status()).rank_pid == now.rank_pid
         program.chmod(0o755)
-        assert (await running.until(lambda now: now.standby_pid)).restarts == 0
+        again = await running.until(lambda now: now.standby_pid not in (0, gone))
+        assert again.restarts == 0

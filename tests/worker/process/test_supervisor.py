@@ -14,7 +14,14 @@ from pathlib import Path
 import grpc
 import pytest
 from support.fakes.rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
-from support.processes.supervisor import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
+from support.processes.supervisor import (
+    IDLE_S,
+    STAND_IN,
+    TIMEOUT_S,
+    Supervised,
+    supervising,
+    template_of,
+)
 from surestep_common.process import STOPPED, state_of
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host.oom import OomKills
@@ -242,31 +249,51 @@ async def test_one_standby_follows_another_at_once(paired: Supervised, stacks: P
         now, before = await paired.ready(restarts=restarts), now
         assert now.rank_pid == before.standby_pid
         now = await paired.until(lambda now: now.standby_pid)
-    assert len(importers(stacks)) == 2, "of the first rank and of the template"
+    assert len(importers(stacks)) == 1, "the first rank"
 
 
 async def test_without_its_standby_the_template_takes_over(
     paired: Supervised, stacks: Path
 ) -> None:
     now = await paired.until(lambda now: now.standby_pid)
-    (template,) = importers(stacks) - {now.rank_pid}
-    known = now.rank_pid, now.standby_pid
-    for pid in known:
+    known = now.rank_pid, now.standby_pid, template_of(now)
+    for pid in known[:2]:
         os.kill(pid, signal.SIGKILL)
-    assert (await paired.ready(restarts=1)).rank_pid == template
+    assert (await paired.ready(restarts=1)).rank_pid == known[2]
     again = await paired.until(lambda now: now.standby_pid)
-    assert again.standby_pid not in (*known, template)
+    assert again.standby_pid not in known
+    assert len(importers(stacks)) == 1
 
 
 async def test_a_standby_without_its_template_becomes_one(paired: Supervised, stacks: Path) -> None:
     now = await paired.until(lambda now: now.standby_pid)
-    (template,) = importers(stacks) - {now.rank_pid}
-    os.kill(template, signal.SIGKILL)
+    os.kill(template_of(now), signal.SIGKILL)
     gone = now.standby_pid
     again = await paired.until(lambda now: now.standby_pid not in (0, gone))
     os.kill(again.rank_pid, signal.SIGKILL)
     assert (await paired.ready(restarts=1)).rank_pid == again.standby_pid
-    assert len(importers(stacks)) == 2
+    assert len(importers(stacks)) == 1
+
+
+async def test_a_first_rank_that_never_gets_ready_has_left_a_template(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], stacks: Path
+) -> None:
+    """Which the next attempts are copies of: they import nothing."""
+    async with supervising(monkeypatch, [*command, "crashes"], standby=True) as running:
+        after = await running.until(lambda now: now.restarts == 3)
+        assert len({end.pid for end in after.exits}) == 3
+        assert len(importers(stacks)) == 1
+
+
+async def test_a_first_rank_that_is_killed_while_it_imports_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], stacks: Path
+) -> None:
+    async with supervising(monkeypatch, command, standby=True) as running:
+        first = await running.until(lambda now: now.rank_pid)
+        os.kill(first.rank_pid, signal.SIGKILL)  # it has hardly begun
+        now = await running.until(lambda now: now.standby_pid)
+        assert now.restarts == 1
+        assert importers(stacks) == {now.rank_pid}
 
 
 @pytest.mark.parametrize("what", ["has threads", "holds a GPU"])
@@ -286,14 +313,19 @@ async def test_a_standby_prepares_with_low_priority_and_serves_with_none(
     paired: Supervised, stacks: Path
 ) -> None:
     first = await paired.until(lambda now: now.standby_pid)
-    (template,) = importers(stacks) - {first.rank_pid}
-    numbers = first.rank_pid, template
+    gone = first.standby_pid
+    for pid in (gone, template_of(first)):
+        os.kill(pid, signal.SIGKILL)
+    first = await paired.until(lambda now: now.standby_pid not in (0, gone))
+    (started,) = importers(stacks) - {first.rank_pid}
+    numbers = first.rank_pid, started
     prepared = [int(stacks.with_name(f"stacks.nice.{pid}").read_text()) for pid in numbers]
     own = os.nice(0)
     assert prepared == [own, min(own + 10, LEAST_PRIORITY)]
-    os.kill(first.rank_pid, signal.SIGKILL)
+    for pid in (first.rank_pid, first.standby_pid):
+        os.kill(pid, signal.SIGKILL)
     second = await paired.ready(restarts=1)
-    assert second.rank_pid == first.standby_pid
+    assert second.rank_pid == started
     threads = Path(f"/proc/{second.rank_pid}/task").iterdir()
     assert {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in threads} == {own}
 

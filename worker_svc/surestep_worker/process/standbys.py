@@ -2,12 +2,15 @@
 
 A template has imported what a rank needs, which takes seconds, and does nothing but leave copies of
 itself, which takes milliseconds: there is another standby as soon as one has become the rank.
+It is itself a copy that the first rank left of itself before it loaded anything.
 Where both have ended together with the rank, the next one starts from scratch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import socket
 import sys
@@ -37,7 +40,7 @@ class Standbys:
         self._command, self._settings = command, settings
         self._standby = first
         self._template: RankProcess | None = None
-        self._ordered: socket.socket | None = None  # to a copy that is not there yet
+        self._ordered: socket.socket | None = None  # to a copy that may not be there yet
 
     @property
     def pid(self) -> int:
@@ -46,12 +49,20 @@ class Standbys:
         return standby.pid if standby is not None and standby.imported else 0
 
     async def take(self) -> RankProcess:
-        """Return the process that becomes the rank. Raises OSError if none can be started."""
-        while (process := self._pop()) is not None:
+        """Return the process that becomes the rank, and first leaves a copy of itself if there is
+        no template. Raises OSError if none can be started."""
+        process = await self._living() or await RankProcess.spawn(self._command, self._settings)
+        if self._settings.standby and self._template is None:
+            with contextlib.suppress(OSError):  # a template is started later
+                self._order(process)
+        return process
+
+    async def _living(self) -> RankProcess | None:
+        while (process := self._pop() or await self._ordered_copy()) is not None:
             if process.alive:
                 return process
             process.close()  # it ended together with the rank
-        return await RankProcess.spawn(self._command, self._settings)
+        return None
 
     def _pop(self) -> RankProcess | None:
         popped = self._standby or self._template
@@ -62,12 +73,12 @@ class Standbys:
 
     async def keep(self) -> None:
         """Keep a template, and a standby copied from it, beside a rank that is ready."""
-        if self._template is None and self._standby is None:
-            await asyncio.sleep(_DELAY_S)
         for attempt in range(sys.maxsize):
             if self._template is None:  # a standby without one can be copied as well
                 self._template, self._standby = self._standby, None
-            template = self._template = self._template or await self._spawn()
+            if self._template is None:
+                self._template = await self._ordered_copy() or await self._spawn()
+            template = self._template
             async with asyncio.TaskGroup() as tasks:
                 keeping = tasks.create_task(self._keep_standby(template))
                 exit_reason = await template.wait()
@@ -81,6 +92,7 @@ class Standbys:
 
     async def _spawn(self) -> RankProcess:
         """Start a template as soon as there is memory for one."""
+        await asyncio.sleep(_DELAY_S)
         said = ""
         while True:
             try:
@@ -114,13 +126,31 @@ class Standbys:
 
     async def _copy(self, template: RankProcess) -> RankProcess:
         """Have a copy made. An order outlives the rank beside which it was given."""
-        adopt_orphans(True)
+        self._order(template)
+        copy = await self._ordered_copy()
+        if copy is None:
+            raise OSError(errno.ECHILD, "it has left none")
+        return copy
+
+    def _order(self, process: RankProcess) -> None:
+        """Have a process leave a copy, which `_ordered_copy` waits for. Raises OSError."""
+        if self._ordered is None:
+            adopt_orphans(True)
+            try:
+                self._ordered = process.order_copy()
+            except OSError:
+                adopt_orphans(False)
+                raise
+
+    async def _ordered_copy(self) -> RankProcess | None:
+        """Wait for the copy that was ordered, if any. Return None if there will be none."""
+        if self._ordered is None:
+            return None
         try:
-            self._ordered = self._ordered or template.order_copy()
             copy = await RankProcess.copied(self._ordered)
         except OSError:
             self._forget_order()
-            raise
+            return None
         self._ordered = None
         adopt_orphans(False)
         return copy
