@@ -49,14 +49,15 @@ class Adapted(NamedTuple):
 
     def answer(self, name: str, prompt: Sequence[int], seed: int) -> list[int]:
         asked = {"return_token_ids": True, "ignore_eos": True}
-        made = client_of(self.stack).completions.create(
-            model=name,
-            prompt=list(prompt),
-            max_tokens=LENGTH,
-            temperature=0.7 if seed % 2 else 0.0,
-            seed=seed,
-            extra_body=asked,
-        )
+        with client_of(self.stack) as client:
+            made = client.completions.create(
+                model=name,
+                prompt=list(prompt),
+                max_tokens=LENGTH,
+                temperature=0.7 if seed % 2 else 0.0,
+                seed=seed,
+                extra_body=asked,
+            )
         return list(made.choices[0].model_dump()["token_ids"])
 
     def stream(
