@@ -80,7 +80,7 @@ class CompileResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "max_proposed", "max_looked_up", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults", "extend_groups", "release_slots", "release_groups", "release_counts", "adapter", "planner", "kept")
+    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "max_drafts", "max_proposed", "max_looked_up", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults", "capture", "extend_groups", "release_slots", "release_groups", "release_counts", "adapter", "planner", "kept")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class StepPlan(_message.Message):
     SNAPSHOT_LENS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_GROUPS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +141,7 @@ class StepPlan(_message.Message):
     snapshot_lens: _containers.RepeatedScalarFieldContainer[int]
     snapshot_ids: _containers.RepeatedScalarFieldContainer[int]
     drafter_faults: int
+    capture: int
     extend_groups: _containers.RepeatedScalarFieldContainer[int]
     release_slots: _containers.RepeatedScalarFieldContainer[int]
     release_groups: _containers.RepeatedScalarFieldContainer[int]
@@ -147,7 +149,7 @@ class StepPlan(_message.Message):
     adapter: _containers.RepeatedScalarFieldContainer[int]
     planner: int
     kept: KeptCaches
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., max_looked_up: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ..., adapter: _Optional[_Iterable[int]] = ..., planner: _Optional[int] = ..., kept: _Optional[_Union[KeptCaches, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., max_proposed: _Optional[_Iterable[int]] = ..., max_looked_up: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., capture: _Optional[int] = ..., extend_groups: _Optional[_Iterable[int]] = ..., release_slots: _Optional[_Iterable[int]] = ..., release_groups: _Optional[_Iterable[int]] = ..., release_counts: _Optional[_Iterable[int]] = ..., adapter: _Optional[_Iterable[int]] = ..., planner: _Optional[int] = ..., kept: _Optional[_Union[KeptCaches, _Mapping]] = ...) -> None: ...
 
 class KeptCaches(_message.Message):
     __slots__ = ("planner", "epoch", "blocks", "drafted", "snapshot_ids", "snapshot_lens")
@@ -200,7 +202,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., drafter_len: _Optional[int] = ..., text_group: _Optional[int] = ..., adapter: _Optional[int] = ..., adapter_digest: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., label_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "drafter_len", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled", "n_forced", "n_looked_up", "grammar_fault_rows", "grammar_faults")
+    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "drafter_len", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled", "missed_kind", "n_forced", "n_looked_up", "grammar_fault_rows", "grammar_faults")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +225,7 @@ class StepResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_ROWS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    MISSED_KIND_FIELD_NUMBER: _ClassVar[int]
     N_FORCED_FIELD_NUMBER: _ClassVar[int]
     N_LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FAULT_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -249,11 +252,12 @@ class StepResult(_message.Message):
     prompt_logprobs: _sampling_pb2.LogprobColumns
     pooled_rows: _containers.RepeatedScalarFieldContainer[int]
     pooled: _containers.RepeatedScalarFieldContainer[bytes]
+    missed_kind: int
     n_forced: _containers.RepeatedScalarFieldContainer[int]
     n_looked_up: _containers.RepeatedScalarFieldContainer[int]
     grammar_fault_rows: _containers.RepeatedScalarFieldContainer[int]
     grammar_faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafter_len: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ..., n_forced: _Optional[_Iterable[int]] = ..., n_looked_up: _Optional[_Iterable[int]] = ..., grammar_fault_rows: _Optional[_Iterable[int]] = ..., grammar_faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafter_len: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ..., missed_kind: _Optional[int] = ..., n_forced: _Optional[_Iterable[int]] = ..., n_looked_up: _Optional[_Iterable[int]] = ..., grammar_fault_rows: _Optional[_Iterable[int]] = ..., grammar_faults: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "gap_us", "draft_us")

@@ -64,6 +64,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     _publish_snapshots(state, plan, taken)
     if state.limits.drafter_has_state:
         _mark_drafted(state, rows)
+    state.missed_kind = outcome.missed_kind
     state.acknowledge(plan)
     for output in outputs:
         if output.finish is not None or output.error is not None:

@@ -73,6 +73,7 @@ class Plan:
     width: IntArray  # tokens each row schedules: num_tokens, or max_drafts + 1
     snapshot_requests: PlannedSnapshots
     drafter_faults: int  # of this epoch, known when it was made
+    capture: int = 0  # kind of step that the workers capture before it; 0: none
     planner: int = 0  # of the first plan of an epoch: see KeptCaches in worker.proto
     kept: Kept | None = None  # with which the epoch begins
 
@@ -119,6 +120,7 @@ class Outcome:
     token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
     snapshot_ids_taken: IntArray  # [S]
     drafter_faults: int  # of this epoch
+    missed_kind: int  # of step, that the workers ask to have captured; 0: none
     drafter_skipped: bool  # no drafts and no catch-up in this step
     draft_non_finite_rows: list[int]
     logprobs: dict[int, TokenLogprobs]  # by row

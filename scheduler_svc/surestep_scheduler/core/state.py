@@ -91,6 +91,7 @@ class SchedulerState:
         self.planned_step = 0
         self.applied_step = 0
         self.drafter_faults = 0  # that the workers have reported
+        self.missed_kind = 0  # of step, that the next plan has the workers capture
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class SchedulerState:
 
     def launch(self, plan: Plan) -> None:
         """Account for a plan that leaves: its rows are in flight, its freed slots are announced."""
-        self.freed = []
+        self.freed, self.missed_kind = [], 0
         self.slots.plan(plan.step, plan.rows.slot, plan.width)
         self.planned_step = plan.step
         self.in_flight.append(plan)

@@ -91,7 +91,7 @@ class StepTimer:
         """
         expected_s = self._expected_s(step)
         if expected_s is None:
-            return dict.fromkeys(SHARES, max(self._warmup_s, self._floor_s))
+            return self.unknown_s
         extension = 2.0 ** min(max(self._misses - 1, 0), _MOST_DOUBLINGS)
         usual_s, least_s = _MARGIN * expected_s, _LEAST_MARGIN * expected_s
         return {
@@ -100,6 +100,11 @@ class StepTimer:
             )
             for doing, share in SHARES.items()
         }
+
+    @property
+    def unknown_s(self) -> Mapping[pb.Activity, float]:
+        """Return the time for a step of which it is not known how long it takes."""
+        return dict.fromkeys(SHARES, max(self._warmup_s, self._floor_s))
 
     @property
     def ceiling_s(self) -> float:
@@ -236,6 +241,7 @@ class Sent(NamedTuple):
     expected: Expected  # not known if prompts are in it
     follows: bool  # there was work before it, so that the workers should not have had to wait
     mode: IntArray  # of its rows
+    captures: bool  # a kind of step before it, which takes a while
 
     @property
     def budget_s(self) -> float:
@@ -270,8 +276,9 @@ class StepMonitor:
         """Start the clock of a plan that leaves."""
         step_class = classify(plan)
         known = Expected() if plan.rows.num_tokens.any() else expected
-        budgets_s = self.timer.budgets_s(step_class)
-        sent = Sent(step_class, now, budgets_s, known, self._busy, plan.rows.mode)
+        timer, captures = self.timer, plan.capture > 0
+        budgets_s = timer.unknown_s if captures else timer.budgets_s(step_class)
+        sent = Sent(step_class, now, budgets_s, known, self._busy, plan.rows.mode, captures)
         self._busy = True
         self._sent.append(sent)
         return sent
@@ -284,7 +291,8 @@ class StepMonitor:
         """Stop the clock of the oldest step, with `gap_s` idle; return it and its duration."""
         sent, self._extended, self._looked_s = self._sent.popleft(), False, 0.0
         took_s = now - self._started_at(sent)
-        self.timer.observe(sent.step_class, took_s)
+        if not sent.captures:
+            self.timer.observe(sent.step_class, took_s)
         self.last_step_at = now
         if sent.follows:
             self.gaps_s.add(gap_s)

@@ -45,6 +45,7 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         snapshot_lens=plan.snapshot_requests.length.tolist(),
         snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
+        capture=plan.capture,
     )
     if plan.step == 1:
         message.planner = plan.planner
@@ -150,6 +151,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         token_ids=np.array(first.token_ids[:], dtype=np.uint32),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
         drafter_faults=first.drafter_faults,
+        missed_kind=first.missed_kind,
         drafter_skipped=first.drafter_skipped,
         draft_non_finite_rows=list(first.draft_non_finite_rows),
         logprobs=_by_row(first.logprobs),

@@ -247,6 +247,7 @@ class _StepBuilder:
             width=width,
             snapshot_requests=self._snapshot_requests(slot, num_tokens),
             drafter_faults=state.drafter_faults,
+            capture=state.missed_kind,
             planner=state.planner if state.limits.enable_prefix_caching else 0,
             kept=state.kept if not state.planned_step else None,
         )

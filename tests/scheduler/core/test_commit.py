@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
-from surestep_scheduler.core.messages import Outcome
+from surestep_scheduler.core.messages import Outcome, Plan
 from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.core.state import Replay, SchedulerState
-from surestep_scheduler.engine.wire import from_proto
+from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
 
 STOP = 9
@@ -129,3 +130,18 @@ def test_log_probabilities_that_are_wanted_must_come(
     assert schedule(state, now=0.0)
     with pytest.raises(LedgerError, match=message):
         commit_result(state, answer(state, [[8], [9]], [0, 0], drafts=0))
+
+
+def test_a_step_that_workers_want_captured_is_ordered_once(state: SchedulerState) -> None:
+    """By the next plan; a new epoch, whose workers may have captured nothing, asks anew."""
+    planned = list[Plan]()
+    for missed_kind in (7, 0, 8):
+        commit_result(state, replace(answer(state, [[1], [1]], [0, 0]), missed_kind=missed_kind))
+        planned += filter(None, [schedule(state, now=0.0)])
+    assert [to_proto(plan, 1).capture for plan in planned] == [7, 0, 8]
+    commit_result(state, replace(answer(state, [[1], [1]], [0, 0]), missed_kind=9))
+    state.fence()
+    state.open_epoch(2, state.limits)
+    again = schedule(state, now=0.0)
+    assert again is not None
+    assert again.capture == 0

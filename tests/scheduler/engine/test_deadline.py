@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,3 +134,15 @@ def test_a_hang_is_found_within_its_deadline(
     assert monitor.extend_deadline(found_at + 1)
     assert monitor.due_at > found_at + 1
     assert not monitor.extend_deadline(found_at + 1)
+
+
+def test_a_step_that_is_captured_first_has_more_time_and_teaches_nothing() -> None:
+    monitor, (plan, *_) = StepMonitor(timer()), PLANS
+    for now in range(20):
+        monitor.sent(plan, Expected(), now)
+        monitor.answered(0.0, now + 0.01)
+    usual_s = longest_s(monitor.timer, classify(plan))
+    assert usual_s < WARMUP_S
+    assert monitor.sent(replace(plan, capture=1), Expected(), 30.0).budget_s == WARMUP_S
+    monitor.answered(0.0, 50.0)
+    assert longest_s(monitor.timer, classify(plan)) == usual_s

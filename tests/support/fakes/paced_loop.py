@@ -133,6 +133,7 @@ class PacedLoop:
             token_ids=np.full(int(emitted.sum()), 7, dtype=np.uint32),
             snapshot_ids_taken=np.zeros(0, dtype=np.int64),
             drafter_faults=0,
+            missed_kind=0,
             drafter_skipped=False,
             draft_non_finite_rows=[],
             logprobs={},

@@ -60,7 +60,6 @@ class Runner:
 
     num_late_compilations = 0
     captured = 0, 0
-    capture_is_due = False
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat

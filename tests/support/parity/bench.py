@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.gpt_oss import make_mxfp4_twins, make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
-from support.parity.captured_steps import capture_all, capturing
+from support.parity.captured_steps import capture_all, without_rest
 from support.parity.cases import EOS, TOTAL_LEN, VOCAB, Probe, make_requests, strangers
 from support.parity.drafters import TRUTH
 from support.parity.grammars import compile_grammars
@@ -322,11 +323,10 @@ class ParityBench:
             built.runner.prepare()
         if conditions.graphs:
             capture_all(built.runner)
-        if conditions.late:
-            step = capturing(built.runner, step)
         if conditions.poison:
             conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
-        answers = serve(step, built.facts, requests, neighbours, depth, conditions)
+        with without_rest() if conditions.late else nullcontext():
+            answers = serve(step, built.facts, requests, neighbours, depth, conditions)
         self.captured = built.runner.captured
         return answers
 

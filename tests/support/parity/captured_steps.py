@@ -5,9 +5,12 @@ Without a GPU a captured step is called instead of replayed: see surestep_worker
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
-from support.parity.local_engine import Results, Step
-from surestep_proto import worker_pb2 as pb
+from surestep_worker.step import graphs as graphs_module
 from surestep_worker.step.graphs import Graphs
 from surestep_worker.step.runner import Runner
 from surestep_worker.step.step import StepLauncher
@@ -29,13 +32,9 @@ def capture_all(runner: Runner) -> None:
         assert graphs.capture(kind), kind
 
 
-def capturing(runner: Runner, step: Step) -> Step:
-    """Steps behind each of which one kind is captured that steps have missed."""
-
-    def stepped(plan: pb.StepPlan) -> Results:
-        results = step(plan)
-        if graphs_of(runner)._missed:
-            runner.capture_next()
-        return results
-
-    return stepped
+@contextmanager
+def without_rest() -> Iterator[None]:
+    """Steps that are missed are captured as soon as the scheduler orders it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs_module, "_SHARE", 1.0)
+        yield

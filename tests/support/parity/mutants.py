@@ -250,6 +250,16 @@ def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
 
 
 @_rank_mutant
+def no_captures(patch: pytest.MonkeyPatch) -> None:
+    """No capture succeeds: after three none is tried, which the other rank does not know."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    patch.setattr(Graphs, "_capture", refuse)
+
+
+@_rank_mutant
 def half_of_all_captures_fail(patch: pytest.MonkeyPatch) -> None:
     """Every other one: which must not matter, and so is no bug."""
     captures = itertools.count(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 from support.parity.bench import Neighbours, build_runner, load
+from support.parity.captured_steps import without_rest
 from support.parity.drafters import TRUTH
 from support.parity.latent_models import LATENT_RANK_MUTANTS
 from support.parity.local_engine import Step
@@ -23,7 +24,7 @@ from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.startup.built import Built
 
-START_S = 60.0
+START_S = 120.0
 STEP_S = 10.0
 
 
@@ -48,7 +49,7 @@ class RankSetup(NamedTuple):
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
-    """Answer plans until the pipe closes."""
+    """Answer plans until the pipe closes, and with the facts where there is none."""
     torch.set_num_threads(1)
     if rank == 1 and setup.mutant:
         (RANK_MUTANTS | LATENT_RANK_MUTANTS)[setup.mutant](pytest.MonkeyPatch())
@@ -56,12 +57,14 @@ def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
     built = build(rank, setup)
     if setup.steps in ("captured", "gpu"):
         built.runner.prepare()
-        built.facts.captured_shapes = built.runner.captured[0]
     built.runner.open(1)
-    pipe.send_bytes(built.facts.SerializeToString())
-    while True:
-        plan = pb.StepPlan.FromString(pipe.recv_bytes())
-        pipe.send_bytes(built.runner.step(plan).SerializeToString())
+    with without_rest():
+        while True:
+            answer: pb.StepResult | pb.WorkerInfo = built.facts
+            if message := pipe.recv_bytes():
+                answer = built.runner.step(pb.StepPlan.FromString(message))
+            built.facts.captured_shapes = built.runner.captured[0]
+            pipe.send_bytes(answer.SerializeToString())
 
 
 def build(rank: int, setup: RankSetup) -> Built:
@@ -85,6 +88,13 @@ def build(rank: int, setup: RankSetup) -> Built:
 @contextmanager
 def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
     """A step function over both ranks, and the facts of rank 0."""
+    with asked_ranks(setup) as (step, facts):
+        yield step, facts()[0]
+
+
+@contextmanager
+def asked_ranks(setup: RankSetup) -> Iterator[tuple[Step, Callable[[], list[pb.WorkerInfo]]]]:
+    """A step function over both ranks, and one that asks them for their facts."""
     pipes = [Pipe() for _ in range(2)]
     ours, theirs = zip(*pipes, strict=True)
 
@@ -93,10 +103,15 @@ def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
             pipe.send_bytes(plan.SerializeToString())
         return [pb.StepResult.FromString(message) for message in _answers(ours, STEP_S)]
 
+    def facts() -> list[pb.WorkerInfo]:
+        for pipe in ours:
+            pipe.send_bytes(b"")
+        return [pb.WorkerInfo.FromString(message) for message in _answers(ours, START_S)]
+
     with started(rank_main, [(rank, setup, pipe) for rank, pipe in enumerate(theirs)]):
         for pipe in theirs:
             pipe.close()  # or the end of a rank would not be seen
-        yield step, pb.WorkerInfo.FromString(_answers(ours, START_S)[0])
+        yield step, facts
 
 
 def _answers(pipes: Sequence[Connection], timeout_s: float) -> list[bytes]:

@@ -29,7 +29,6 @@ class Recorder:
 
     num_late_compilations = 0
     captured = 0, 0
-    capture_is_due = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -46,7 +45,6 @@ class Recorder:
 
     def capture_next(self) -> None:
         self.chores.append(threading.current_thread().name)
-        self.capture_is_due = False
 
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[None]:
         """Compile for as long as somebody waits."""
@@ -140,16 +138,6 @@ async def test_a_compilation_is_dropped_when_its_caller_has_gone(rank: Rank) -> 
         await asyncio.wait_for(call, 0.2)
     assert await asyncio.to_thread(dropped.wait, TIMEOUT_S)
     assert rank.runner.compiling.cancelled()
-
-
-async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:
-    rank.load()
-    rank.runner.capture_is_due = True
-    call = rank.stub.Run(timeout=TIMEOUT_S)
-    for step in range(1, 4):
-        await call.write(pb.StepPlan(epoch=1, step=step))
-        assert (await call.read()).step == step  # which did not wait for it
-    assert rank.runner.chores == [*rank.runner.threads]  # one, as nothing else is wanted
 
 
 async def test_who_is_not_needed_for_long_uses_the_time(

@@ -56,12 +56,8 @@ class StepRunner(Protocol):
         """Number of captured shapes of step, and of steps that had none (0 where nothing is
         captured)."""
 
-    @property
-    def capture_is_due(self) -> bool:
-        """Return whether a shape of step waits to be captured. May be called from any thread."""
-
     def capture_next(self) -> None:
-        """Capture the next of these shapes, if any is left."""
+        """Capture the next shape of step while there is nothing else to do, if any is left."""
 
     def compile(self, grammar: sampling_pb2.Grammar) -> Future[Any]:
         """Compile a grammar ahead of the request that brings it, unless that is cancelled. May be
@@ -246,8 +242,6 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
-            if runner.capture_is_due:
-                await self._thread.submit(runner.capture_next)
 
     async def Move(
         self,

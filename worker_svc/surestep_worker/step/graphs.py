@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from surestep_common.errors import InternalError
+from surestep_common.errors import InternalError, InvalidRequest
 from surestep_kernels.step_columns import HostColumn
 from torch import Tensor
 
@@ -74,9 +74,24 @@ class Graphs:
         return len(self._captured)
 
     @property
-    def is_due(self) -> bool:
-        """Return whether steps have missed a kind that may be captured now."""
-        return bool(self._missed) and time.monotonic() >= self._rest_until
+    def most_missed(self) -> GraphKind | None:
+        """The kind that most steps would have used, of those that are not captured yet."""
+        return next((kind for kind, _ in self._missed.most_common(1)), None)
+
+    @property
+    def due(self) -> int:
+        """Return the number of the kind that steps have missed most, if it may be captured now;
+        0: none is."""
+        missed = self.most_missed
+        resting = time.monotonic() < self._rest_until
+        return 1 + self.kinds().index(missed) if missed is not None and not resting else 0
+
+    def kind(self, number: int) -> GraphKind:
+        """Return the kind of this number, from 1. Raises InvalidRequest if there is none."""
+        kinds = self.kinds()
+        if not 1 <= number <= len(kinds):
+            raise InvalidRequest(f"{len(kinds)} kinds of step, and no {number}", param="capture")
+        return kinds[number - 1]
 
     @property
     def footprint(self) -> int:
@@ -126,9 +141,12 @@ class Graphs:
         if kind is not None:
             self.capture(kind)
 
-    def capture_missed(self) -> None:
-        while self._missed:
-            self.capture_next()
+    def is_captured(self, kind: GraphKind) -> bool:
+        return kind in self._captured
+
+    def has_failed(self, kind: GraphKind) -> bool:
+        """Return whether this kind will never be captured."""
+        return kind in self._failed
 
     def capture(self, kind: GraphKind) -> bool:
         """Capture a kind; return whether it can be replayed now.
@@ -157,6 +175,7 @@ class Graphs:
     def drop(self, kind: GraphKind) -> None:
         """Launch steps of this kind kernel by kernel from now on."""
         self._captured.pop(kind, None)
+        del self._missed[kind]
         self._failed.add(kind)
 
     def kinds(self) -> list[GraphKind]:
@@ -164,8 +183,8 @@ class Graphs:
         return [GraphKind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
 
     def _next(self) -> GraphKind | None:
-        if self._missed:
-            return self._missed.most_common(1)[0][0]
+        if (missed := self.most_missed) is not None:
+            return missed
         done = self._captured.keys() | self._failed
         # Parts of steps serve requests that shape the logits or score tokens, if there are any.
         parts = any(not kind.whole for kind in done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -87,9 +87,11 @@ class Results:
         drafting: Drafting,
         order: StepOrder,
         rank: int,
+        missed_kind: Callable[[], int],
     ) -> None:
         self._slots, self._recurrent, self._held = slots, caches.recurrent, caches.held
         self._drafting, self._order, self._rank = drafting, order, rank
+        self._missed_kind = missed_kind
 
     def read(self, plan: pb.StepPlan, launched: LaunchedStep) -> pb.StepResult:
         """Return the result of a plan's step that has arrived. Raises LedgerError."""
@@ -154,6 +156,7 @@ class Results:
         result.drafter_faults = launched.drafter_faults
         result.drafter_skipped = launched.drafter_skipped
         if self._rank == 0:
+            result.missed_kind = self._missed_kind()
             fill_rows(result, rows, report, ids)
             launched.guided.report(result)
             result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())

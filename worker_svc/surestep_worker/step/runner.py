@@ -87,14 +87,9 @@ class Runner:
         """Return the device memory that all captured steps will take. Known after `prepare`."""
         return self._launcher.graph_bytes
 
-    @property
-    def capture_is_due(self) -> bool:
-        """Return whether a kind of step should be captured now. Called from any thread."""
-        return self._launcher.capture_is_due
-
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Capture one kind of step, if any is left. Call it between steps, or when idle."""
+        """Capture one kind of step, if any is left and this rank is alone. Call it when idle."""
         self._launcher.capture_next()
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
+from surestep_common.errors import InvalidRequest
 from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_columns import HostColumn
 from surestep_kernels.table import StepOps
@@ -99,8 +100,10 @@ class StepLauncher:
         self._sample = SamplingPass(model, context.pooling, tp, ops, state, self._phases)
         self._order = self._make_order()
         caches = context.caches
-        self._results = Results(context.slots, caches, self._drafting, self._order, tp.rank)
         self._graphs: Graphs | None = None  # before `prepare`, and where nothing is captured
+        self._results = Results(
+            context.slots, caches, self._drafting, self._order, tp.rank, self._missed_kind
+        )
 
     def _make_order(self) -> StepOrder:
         if not self.context.reads_freely:
@@ -117,6 +120,8 @@ class StepLauncher:
 
     def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
         """Queue the rows of a plan on the device, after its differences went into the slots."""
+        if plan.capture:
+            self._capture_ordered(plan.capture)
         self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
         drafting = without_drafts(rows) if skipped else rows
@@ -262,22 +267,35 @@ class StepLauncher:
         logger.info("warmed up in %.1f s, %d shapes of step captured", seconds, self.captured[0])
 
     def _begin_to_capture(self) -> None:
-        """Capture the largest step, whose memory the others share; those follow between steps.
-
-        Ranks of a group capture everything now, as a collective is captured by all or none.
-        """
+        """Capture the largest step, whose memory the others share; those follow between steps."""
         context, width = self.context, 1 + self.context.max_draft_tokens
         buckets = make_buckets(context.slots.num_slots, width, context.max_step_tokens)
         self._graphs = graphs = Graphs(buckets, self._padding, self._capture, context.device)
         graphs.warm_up(self._progress)
-        if context.tp.size == 1:
-            graphs.capture_next()
+        self._capture_together(graphs, graphs.kinds()[0])
+        self._progress()
+
+    def _capture_ordered(self, number: int) -> None:
+        if self._graphs is None:
+            raise InvalidRequest("steps are not captured here", param="capture")
+        self._capture_together(self._graphs, self._graphs.kind(number))
+
+    def _capture_together(self, graphs: Graphs, kind: GraphKind) -> None:
+        """Capture a kind on all ranks or on none: its collectives are captured with it. What is
+        captured already is so on all."""
+        if graphs.is_captured(kind):
             return
-        for kind in graphs.kinds():
-            succeeded = torch.tensor([int(graphs.capture(kind))])
-            if int(context.tp.all_reduce(succeeded)) < context.tp.size:
-                graphs.drop(kind)
-            self._progress()
+        if not (self._all(not graphs.has_failed(kind)) and self._all(graphs.capture(kind))):
+            graphs.drop(kind)
+
+    def _all(self, mine: bool) -> bool:
+        """Return whether something is true on all ranks, which all ask."""
+        tp = self.context.tp
+        return int(tp.all_reduce(torch.tensor([int(mine)]))) == tp.size
+
+    def _missed_kind(self) -> int:
+        """Return the kind of step that the scheduler is asked to have captured; 0: none."""
+        return self._graphs.due if self._graphs is not None else 0
 
     def _padding(self, bucket: StepSize) -> StepColumns[HostColumn]:
         return padding(
@@ -306,14 +324,13 @@ class StepLauncher:
     def graph_bytes(self) -> int:
         return self._graphs.footprint if self._graphs is not None else 0
 
-    @property
-    def capture_is_due(self) -> bool:
-        return self._graphs is not None and self._graphs.is_due
-
     def capture_next(self) -> None:
-        if self._graphs is not None:
+        """Capture one more kind, if there is one. A rank of a group waits for an order instead."""
+        if self._graphs is not None and self.context.tp.size == 1:
             self._graphs.capture_next()
 
     def capture_missed(self) -> None:
-        if self._graphs is not None:
-            self._graphs.capture_missed()
+        """Capture what steps have missed, on all ranks after equal steps."""
+        graphs = self._graphs
+        while graphs is not None and (kind := graphs.most_missed) is not None:
+            self._capture_together(graphs, kind)
