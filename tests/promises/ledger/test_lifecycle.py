@@ -115,20 +115,32 @@ def wishes(rng: random.Random) -> dict[str, Any]:
 )
 @pytest.mark.rotates(3)
 def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
-    machine = Lifecycle()
-    rng = random.Random(seed)
-    live(machine, rng, depth=depth, num_events=5000, kind=kind, adaptive=adaptive)
-    counters = machine.state.counters
-    least = min(("stop", "length", "abort", "error"), key=counters.finished.__getitem__)
-    assert counters.finished[least] > 2, least
-    assert counters.accepted_tokens > 20
-    assert counters.preemptions > counters.displacements > 2
-    assert counters.replayed_requests > 2
-    limits = machine.state.limits
-    assert machine.num_kept > 5 or limits.recurrent or not limits.enable_prefix_caching
-    if kind in ("recurrent", "both"):
-        assert counters.snapshots_taken > 20
-        assert counters.snapshot_hits > 2
+    rng, unmet = random.Random(seed), list[list[str]]()
+    for _ in range(5):  # each balances its books; one of them meets everything
+        machine = Lifecycle()
+        live(machine, rng, depth=depth, num_events=5000, kind=kind, adaptive=adaptive)
+        unmet.append(not_met(machine, kind))
+        if not unmet[-1]:
+            return
+    pytest.fail(f"{unmet}")
+
+
+def not_met(machine: Lifecycle, kind: str) -> list[str]:
+    """What a life has had too little of to say anything."""
+    counters, limits = machine.state.counters, machine.state.limits
+    reasons = "stop", "length", "abort", "error"
+    keeps = limits.enable_prefix_caching and not limits.recurrent
+    snapshots = kind in ("recurrent", "both")
+    enough = {
+        **{reason: counters.finished[reason] > 2 for reason in reasons},
+        "accepted drafts": counters.accepted_tokens > 20,
+        "preemptions": counters.preemptions > counters.displacements > 2,
+        "replays": counters.replayed_requests > 2,
+        "kept blocks": machine.num_kept > 5 or not keeps,
+        "snapshots": counters.snapshots_taken > 20 or not snapshots,
+        "hits of snapshots": counters.snapshot_hits > 2 or not snapshots,
+    }
+    return [name for name, had in enough.items() if not had]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
