@@ -20,7 +20,8 @@ from support.clients.harmony_cases import ids_of
 from support.processes.stack import serve
 from surestep_cli.zoo.command import Zoo
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.rotates(4, turn=3)]
+# Beside other servers some thirty cases, each of many requests, take several minutes.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.rotates(4)]
 
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
 FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "0.1", "--no-adaptive-draft-length")
