@@ -26,7 +26,7 @@ from .rank_process import RankProcess
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
-_DELAY_S = 2.0  # of a template after a rank became ready: the cores are its own at first
+_DELAY_S = 2.0  # before a template is started: the cores are the rank's own at first
 _TEMPLATE_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
 
 
