@@ -126,7 +126,7 @@ def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
 
 
 def not_met(machine: Lifecycle, kind: str) -> list[str]:
-    """What a life has had too little of to say anything."""
+    """Return the events of which a life has had too few to say anything."""
     counters, limits = machine.state.counters, machine.state.limits
     reasons = "stop", "length", "abort", "error"
     keeps = limits.enable_prefix_caching and not limits.recurrent

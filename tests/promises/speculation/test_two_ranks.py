@@ -183,7 +183,7 @@ def test_two_ranks_whose_steps_stay_on_their_device(
 @pytest.mark.rotates(6)
 @pytest.mark.timeout(300)  # six processes start
 def test_two_ranks_capture_what_both_can(bench: ParityBench) -> None:
-    """What the scheduler orders: a collective is captured by every rank or by none."""
+    """A collective is captured by every rank or by none, when the scheduler orders it."""
     shapes = list[int]()
     for mutant in ("", "half_of_all_captures_fail", "no_captures"):
         setup = setup_of(bench, "ragged", 3, mutant)._replace(steps="captured")

@@ -59,7 +59,7 @@ def asked(name: str, **wants: Any) -> Request:
 def answer(
     state: SchedulerState, windows: list[list[int]], accepted: list[int], drafts: int = 3
 ) -> Outcome:
-    """What a rank reports for the oldest plan in flight."""
+    """Return the report of a rank for the oldest plan in flight."""
     plan = state.in_flight[0]
     result = pb.StepResult(
         epoch=plan.epoch,

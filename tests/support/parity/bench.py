@@ -48,7 +48,7 @@ Alone = tuple[list[Request], dict[str, list[int]], dict[str, Answer]]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What runs beside a request."""
+    """Load beside a request."""
 
     num_slots: int
     max_model_len: int = 4 * TOTAL_LEN
@@ -60,7 +60,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What must not matter."""
+    """Conditions that must not matter."""
 
     prefix_caching: bool = True
     shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
@@ -387,5 +387,5 @@ def same(answer: Answer, expected: Answer) -> bool:
 
 
 def total(answers: dict[str, Answer], name: str) -> int:
-    """Of one of the counts of answers."""
+    """Sum one of the counts of answers."""
     return sum(getattr(answer, name) for answer in answers.values())

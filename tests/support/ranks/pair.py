@@ -33,7 +33,7 @@ class RankFailed(Exception):
 
 
 class RankSetup(NamedTuple):
-    """What every rank is told."""
+    """Setup that every rank is told."""
 
     folder: Path
     address: str

@@ -168,7 +168,7 @@ async def test_restart_of_another_process_does_nothing(lone: Supervised) -> None
 
 
 def found_late(end: pb.RankExit) -> tuple[str, float]:
-    """What a rank was found to hang in, and the limit, right behind which it was found.
+    """Return the phase that a rank hung in and its limit, right behind which it was found.
 
     By the supervisor's own clock: in time in which it has no turn nobody is late for it.
     """
