@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import sys
@@ -126,34 +125,36 @@ class Standbys:
 
     async def _copy(self, template: RankProcess) -> RankProcess:
         """Have a copy made. An order outlives the rank beside which it was given."""
-        self._order(template)
-        copy = await self._ordered_copy()
-        if copy is None:
-            raise OSError(errno.ECHILD, "it has left none")
-        return copy
+        return await self._copied(self._order(template))
 
-    def _order(self, process: RankProcess) -> None:
-        """Have a process leave a copy, which `_ordered_copy` waits for. Raises OSError."""
-        if self._ordered is None:
-            adopt_orphans(True)
-            try:
-                self._ordered = process.order_copy()
-            except OSError:
-                adopt_orphans(False)
-                raise
-
-    async def _ordered_copy(self) -> RankProcess | None:
-        """Wait for the copy that was ordered, if any. Return None if there will be none."""
-        if self._ordered is None:
-            return None
+    def _order(self, process: RankProcess) -> socket.socket:
+        """Have a process leave a copy, unless one is ordered. Return the socket to the copy. Raises
+        OSError."""
+        adopt_orphans(True)
         try:
-            copy = await RankProcess.copied(self._ordered)
+            self._ordered = self._ordered or process.order_copy()
         except OSError:
             self._forget_order()
-            return None
+            raise
+        return self._ordered
+
+    async def _copied(self, ordered: socket.socket) -> RankProcess:
+        """Wait for the copy that was ordered. Raises OSError if there will be none."""
+        try:
+            copy = await RankProcess.copied(ordered)
+        except OSError:
+            self._forget_order()
+            raise
         self._ordered = None
         adopt_orphans(False)
         return copy
+
+    async def _ordered_copy(self) -> RankProcess | None:
+        """Wait for the copy that was ordered, if any. Return None if there will be none."""
+        if self._ordered is not None:
+            with contextlib.suppress(OSError):
+                return await self._copied(self._ordered)
+        return None
 
     def _forget_order(self) -> None:
         adopt_orphans(False)
