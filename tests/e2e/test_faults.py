@@ -13,6 +13,7 @@ from e2e.conftest import FLAGS, SPECULATION
 from openai import Stream
 from openai.types import Completion
 from support.clients.completions import client_of, read
+from support.faults.server import PACED
 from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
@@ -23,7 +24,8 @@ MAX_TOKENS = 400
 def fragile(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server of their own for tests that break it."""
     logs = tmp_path_factory.mktemp("fault-logs")
-    with serve(tiny_model, logs, *FLAGS, "--speculative-config", SPECULATION) as running:
+    flags = (*FLAGS, "--speculative-config", SPECULATION)
+    with serve(tiny_model, logs, *flags, variables=PACED) as running:
         yield running
 
 

@@ -15,6 +15,7 @@ from e2e.conftest import FLAGS
 from openai.types import Completion
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
+from support.faults.server import PACED
 from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
@@ -28,7 +29,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server of their own for tests that break it; its model has room for long streams."""
     folder = tmp_path_factory.mktemp("scheduler-lost")
     make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=4096)
-    with serve(folder / "tiny", folder / "logs", *FLAGS) as running:
+    with serve(folder / "tiny", folder / "logs", *FLAGS, variables=PACED) as running:
         yield running
 
 

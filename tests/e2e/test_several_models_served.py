@@ -18,6 +18,7 @@ import yaml
 from openai import OpenAI
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
+from support.faults.server import PACED
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.rotates(2, turn=0)]
@@ -38,7 +39,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def both(tiny_model: Path, qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """`surestep serve tiny qwen`."""
-    with serve(tiny_model, tmp_path_factory.mktemp("both"), str(qwen), *FLAGS) as running:
+    logs = tmp_path_factory.mktemp("both")
+    with serve(tiny_model, logs, str(qwen), *FLAGS, variables=PACED) as running:
         yield running
 
 

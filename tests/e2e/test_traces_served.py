@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.faults.server import PACED
 from support.processes.stack import serve
 from support.processes.trace_collector import collecting
 
@@ -24,9 +25,8 @@ def test_one_trace_from_http_to_the_replay(tiny_model: Path, tmp_path: Path) -> 
     body |= {"ignore_eos": True}
     with collecting() as collector:
         flags = ("--max-num-seqs", "4", "--kv-cache-memory", "0.05")
-        with serve(
-            tiny_model, tmp_path, *flags, "--otlp-traces-endpoint", collector.endpoint
-        ) as one:
+        flags += ("--otlp-traces-endpoint", collector.endpoint)
+        with serve(tiny_model, tmp_path, *flags, variables=PACED) as one:
             pid, num_events = one.status()["scheduler"]["ranks"][0]["pid"], 0
             url = f"{one.url}/v1/completions"
             with httpx.stream("POST", url, json=body, headers=headers, timeout=90) as reply:

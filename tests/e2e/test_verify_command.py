@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from e2e.conftest import FLAGS
+from support.faults.server import INJECT, PACED
 from support.processes.stack import environment
 
 pytestmark = pytest.mark.timeout(300)
 
-INJECT = Path(__file__).parents[1] / "support" / "faults" / "inject"
 PROMPTS = "the dog and the dog and the dog\nabcabcabc\n"
-PACE = {"PYTHONPATH": str(INJECT), "FAULT_PACE_S": "0.02"}
+PACE = PACED | {"FAULT_PACE_S": "0.02"}
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 DRAFTS = ("--speculative-config", SPECULATION, "--no-adaptive-draft-length")
 # The verifier lets a rejected draft pass: the bug that speculative decoding must not have.

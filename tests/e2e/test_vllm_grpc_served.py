@@ -17,6 +17,7 @@ import httpx
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
 from support.clients.vllm_wire import WireAnswer, WireClient, new
+from support.faults.server import PACED
 from support.processes.stack import Stack, serve
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(3, turn=2)]
@@ -30,7 +31,7 @@ def routed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     logs = tmp_path_factory.mktemp("routed")
     drafts = ("--speculative-config", SPECULATION, "--no-adaptive-draft-length")
     flags = (*FLAGS, *drafts, "--max-model-len", "512", "--vllm-grpc-public")
-    with serve(tiny_model, logs, *flags) as running:
+    with serve(tiny_model, logs, *flags, variables=PACED) as running:
         yield running
 
 

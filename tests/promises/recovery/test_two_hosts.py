@@ -18,7 +18,7 @@ import trustme
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.faults.cases import SEED
 from support.faults.run import run
-from support.faults.server import INJECT, SECRET
+from support.faults.server import PACED, SECRET
 from support.faults.streams import differences, mix
 from support.processes.hosts import Host, TwoHosts, two_hosts
 from support.processes.stack import environment, tail
@@ -79,8 +79,7 @@ class Group:
 
     def _python(self, host: Host, log: str, module: str, *arguments: str) -> None:
         variables = {
-            "PYTHONPATH": str(INJECT),
-            "FAULT_PACE_S": "0.01",
+            **PACED,
             "SURESTEP_GRPC_SECRET": SECRET,
             "SURESTEP_MODEL": str(self._model),
             "SURESTEP_GRPC_TLS_CERT": str(self._folder / f"{host.name}.cert"),

@@ -18,7 +18,8 @@ from support.processes.stack import Stack, serve
 INJECT = Path(__file__).with_name("inject")
 SECRET = "one that several servers share"  # a gateway of two needs to know both
 STEP_CEILING_S = 10
-_PACE_S = 0.01  # of a forward pass
+# For servers that lose a part amid an answer: a tiny model is done before a busy client has seen half of it.
+PACED = {"PYTHONPATH": str(INJECT), "FAULT_PACE_S": "0.01"}
 _FLAGS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--kv-cache-memory", "0.05"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "128"),
@@ -234,9 +235,8 @@ def serve_for_faults(
     triggers = folder / "triggers"
     triggers.mkdir(parents=True)
     surroundings = {
-        "PYTHONPATH": str(INJECT),
+        **PACED,
         "FAULT_TRIGGERS": str(triggers),
-        "FAULT_PACE_S": str(_PACE_S),
         "SURESTEP_GRPC_SECRET": SECRET,
         **(variables or {}),
     }
