@@ -24,8 +24,8 @@ def test_one_trace_from_http_to_the_replay(tiny_model: Path, tmp_path: Path) -> 
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 480, "stream": True}
     body |= {"ignore_eos": True}
     with collecting() as collector:
-        flags = ("--max-num-seqs", "4", "--kv-cache-memory", "0.05")
-        flags += ("--otlp-traces-endpoint", collector.endpoint)
+        limits = ("--max-num-seqs", "4", "--kv-cache-memory", "0.05")
+        flags = (*limits, "--otlp-traces-endpoint", collector.endpoint)
         with serve(tiny_model, tmp_path, *flags, variables=PACED) as one:
             pid, num_events = one.status()["scheduler"]["ranks"][0]["pid"], 0
             url = f"{one.url}/v1/completions"
