@@ -264,8 +264,8 @@ class EventLoopMetrics:
         )
         self._busy = Histogram(
             "surestep:event_loop_busy_seconds",
-            "CPU time of the event loop's thread between two looks at it; where stalls are longer, "
-            "others had the CPU.",
+            "The same, but 0 where its thread was late for longer than it computed: others had the "
+            "CPU.",
             buckets=_STALL_S,
             registry=registry,
         )
@@ -292,8 +292,9 @@ class EventLoopMetrics:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = time.monotonic()
-        self._note(max(0.0, now - self._due), now)
-        self._busy.observe(time.thread_time() - self._used)
+        late_s = max(0.0, now - self._due)
+        self._note(late_s, now)
+        self._busy.observe(late_s if time.thread_time() - self._used >= late_s else 0.0)
         self._look_later(loop)
 
     def _note(self, stall_s: float, now: float) -> None:

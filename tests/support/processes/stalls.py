@@ -19,7 +19,7 @@ class Stalls(NamedTuple):
     """Longer than the limit, as the gateway has measured them."""
 
     stalls: int
-    busy: int  # of them, those in which the loop computed: nobody else had the CPU
+    busy: int  # of them, those in which the loop computed, and others had not the CPU
 
     def since(self, before: Stalls) -> Stalls:
         return Stalls(self.stalls - before.stalls, self.busy - before.busy)
