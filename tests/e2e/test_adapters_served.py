@@ -7,13 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from e2e.conftest import SPECULATION
-from openai import NotFoundError, PermissionDeniedError
+from openai import NotFoundError, OpenAI, PermissionDeniedError
 from support.checkpoints.adapters import EXPERTS, Asked, make_adapter, peft_answers
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.clients.completions import client_of
@@ -209,6 +210,10 @@ def test_what_cannot_be_loaded_is_refused_by_name(adapted: Adapted, tmp_path: Pa
     assert reply.status_code == 401
 
 
+def lists(client: OpenAI, names: list[str]) -> bool:
+    return [card.id for card in client.models.list().data] == names
+
+
 def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
     """In turns at two places, all at once where they wait for one, and although a worker dies."""
     keys = tmp_path / "keys"
@@ -224,7 +229,7 @@ def test_requests_load_what_the_folder_has(tmp_path: Path) -> None:
             with pytest.raises(NotFoundError, match="does not exist"):
                 adapted.answer(name, prompt, 0)
         limited = client_of(adapted.stack).with_options(api_key="limited")
-        assert [card.id for card in limited.models.list().data] == ["tiny", "adapter-1"]
+        adapted.stack.wait_until(partial(lists, limited, ["tiny", "adapter-1"]), "its next look")
         limited.completions.create(model="adapter-1", prompt=prompt, max_tokens=1)
         with pytest.raises(PermissionDeniedError):
             limited.completions.create(model="adapter-3", prompt=prompt, max_tokens=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import uuid
@@ -144,7 +145,12 @@ def _signal(number: signal.Signals) -> Inject:
 
 
 def _signal_all(number: signal.Signals) -> Inject:
-    return lambda server, targets, rank: server.send(number, *targets.ranks)
+    def inject(server: FaultyServer, targets: Targets, rank: int) -> None:
+        for pid in targets.ranks:
+            with contextlib.suppress(ProcessLookupError):  # it has followed the one before
+                server.send(number, pid)
+
+    return inject
 
 
 def _signal_scheduler(number: signal.Signals) -> Inject:
