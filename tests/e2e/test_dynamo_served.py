@@ -65,7 +65,7 @@ class Dynamo:
 
     async def worker(self, *more: str) -> subprocess.Popen[bytes]:
         """Start one more when the dead are forgotten, and wait until the frontend knows it."""
-        words = "--grpc-api-key", KEY, "--served-model-name", MODEL, *more
+        words = "--grpc-api-key", KEY, *more  # named as its folder
         if "--scheduler" not in more:
             words = "--scheduler", self._scheduler, *words
         async with httpx.AsyncClient() as client, asyncio.timeout(START_S):
@@ -237,6 +237,41 @@ async def test_a_killed_rank_changes_no_text(stack: tuple[Stack, Dynamo]) -> Non
 
     assert await all_streamed(dynamo.url, hurt) == quiet
     assert running.scheduler()["ranks"][0]["pid"] != pid
+
+
+@pytest.fixture
+def another(model: Path, tmp_path: Path) -> Iterator[tuple[Stack, str]]:
+    with served(model, tmp_path) as server:
+        yield server
+
+
+async def test_streams_leave_a_scheduler_without_workers(
+    stack: tuple[Stack, Dynamo], another: tuple[Stack, str]
+) -> None:
+    _, dynamo = stack
+    first, address = another
+    with contextlib.ExitStack() as ends:
+        await dynamo.worker()
+        quiet = await all_streamed(dynamo.url)
+        worker = await dynamo.worker("--scheduler", address, "--retry-for-s", "1")
+        ends.callback(worker.wait)
+        ends.callback(worker.kill)
+        (supervisor,) = first.scheduler()["supervisors"]
+
+        def hurt(seen: list[int]) -> bool:
+            if is_time := min(seen) > 4:
+                assert first.scheduler()["num_open_requests"] > 0
+                first.process.send_signal(signal.SIGSTOP)  # who would start another supervisor
+                for pid in (supervisor["pid"], supervisor["rank_pid"]):
+                    os.kill(pid, signal.SIGKILL)
+            return is_time
+
+        try:
+            assert await all_streamed(dynamo.url, hurt) == quiet
+            assert first.scheduler()["num_open_requests"] == 0
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(first.wait_until, first.is_ready, "its workers")
 
 
 async def test_what_is_wrong_is_the_clients_mistake(stack: tuple[Stack, Dynamo]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, Self
@@ -61,6 +62,7 @@ class SurestepEngine(LLMEngine):
         self._info = SchedulerInfo()
         self._tasks = asyncio.TaskGroup()
         self._readers: dict[str, asyncio.Task[None]] = {}  # by the id of the request
+        self._lost: errors.Unavailable | None = None  # since it has been without workers for long
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
@@ -70,11 +72,12 @@ class SurestepEngine(LLMEngine):
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        self._watching = self._tasks.create_task(self._watch())
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        for reader in self._readers.values():
-            reader.cancel()
+        for task in (self._watching, *self._readers.values()):
+            task.cancel()
         await self._tasks.__aexit__(*error)
 
     async def config(self) -> WorkerConfig:
@@ -86,7 +89,7 @@ class SurestepEngine(LLMEngine):
             component=settings.component,
             endpoint=settings.endpoint,
             model_name=self._model,
-            served_model_name=settings.served_model_name,
+            served_model_name=settings.name_for(self._model),
             discovery_backend=settings.discovery_backend,
             request_plane=settings.request_plane,
             event_plane=settings.event_plane,
@@ -111,12 +114,30 @@ class SurestepEngine(LLMEngine):
                     _log.info("waiting for the scheduler: %s", said)
                 await asyncio.sleep(_AGAIN_S)
 
+    async def _watch(self) -> None:
+        """Leave requests to another worker, once the scheduler has had none of its own for long."""
+        served = time.monotonic()
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            try:
+                await self._client.info()
+            except errors.Unavailable as error:
+                if time.monotonic() - served < self._settings.retry_for_s:
+                    continue
+                self._lost = error
+                for reader in self._readers.values():
+                    reader.cancel()
+            except errors.SurestepError:  # no answer, which the requests notice
+                continue
+            else:
+                served, self._lost = time.monotonic(), None
+
     async def start(self, worker_id: int) -> EngineConfig:
         """Return the facts of the model that a router may want."""
         info = self._info
         return EngineConfig(
             model=self._model,
-            served_model_name=self._settings.served_model_name,
+            served_model_name=self._settings.name_for(self._model),
             llm=LlmRegistration(
                 context_length=info.max_model_len,
                 kv_cache_block_size=info.block_size,
@@ -158,6 +179,8 @@ class SurestepEngine(LLMEngine):
         """Put the chunks of a request, what it ends with if it fails, and None."""
         held: list[Chunk] = []
         try:
+            if self._lost is not None:
+                raise self._lost
             asked = wanted(request, name, self._info.defaults)
             asked.options["model_fingerprint"] = self._info.model_fingerprint
             async with aclosing(self._chunks(asked)) as coming:
@@ -168,6 +191,9 @@ class SurestepEngine(LLMEngine):
                         chunks.put_nowait(chunk)
             for chunk in held:
                 chunks.put_nowait(chunk)
+        except asyncio.CancelledError:
+            chunks.put_nowait(self._lost)  # or None: its client has left
+            raise
         except Exception as error:  # noqa: BLE001  # raised where the chunks are read
             if isinstance(error, errors.ModelChanged):
                 await self._renew()
