@@ -91,6 +91,15 @@ class Members:
             fit = [one for one in fit if _has(one, known)]
         return [client for client in fit if not client.leaving] or fit
 
+    def helpless(self) -> list[SchedulerClient]:
+        """Return those without workers whose requests others may go on with."""
+        now = time.monotonic()
+        return [
+            one
+            for one in self.all
+            if one.is_helpless(now) and self.usable(one.model or "", avoid=(one,))
+        ]
+
     def _vet(self, admitting: Collection[SchedulerClient]) -> None:
         """Take on those that came at run time and serve the model of the others."""
         models = {one.model for one in admitting if one.proven and one.model}

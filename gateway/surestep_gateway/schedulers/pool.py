@@ -296,6 +296,8 @@ class SchedulerPool:
 
     def _notify(self) -> None:
         """Wake all tasks that wait now; later ones wait for the next change."""
+        for scheduler in self._members.helpless():
+            scheduler.hand_over()
         if self.serving:
             self._lost_at = None
         elif self._lost_at is None:

@@ -33,6 +33,7 @@ _QUERY_TIMEOUT_S = 2.0
 _LOAD_S = 60.0  # for ranks to read an adapter
 _PROBE_S = 1.0  # between two probes, and for the answer to one
 _PROBES = 2  # missed in a row: silent
+_HELPLESS_S = 10.0  # without workers; most are replaced in less
 
 
 class _Loss(NamedTuple):
@@ -63,6 +64,7 @@ class SchedulerClient:
         self.is_new = False  # it serves since lately: it may lack adapters that the others have
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
         self.trouble = ""  # its reason for not serving; empty while it serves
+        self._helpless_since: float | None = None  # by time.monotonic(); None while it has workers
         self.drained_at = -math.inf  # when it was last known to drain, by time.monotonic()
         self.stats = pb.SchedulerStats()  # of its last reply
         self.history = History()
@@ -97,14 +99,13 @@ class SchedulerClient:
         """Return whether no call is open."""
         return not self._calls and not self._questions
 
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Count a call as open, and turn its failure into a SurestepError."""
+    async def _ask(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        """Make a call, which counts as open, and return its answer. Raise SurestepError."""
         self._check_open()
         self._questions += 1
         try:
             with translate_errors():
-                yield
+                return await method(request, timeout=timeout_s)
         finally:
             self._answered()
 
@@ -165,8 +166,7 @@ class SchedulerClient:
     async def learn(self) -> None:
         """Update the facts of the served model, or the reason why none is served."""
         try:
-            with self._asking():
-                info = await self._stub.Info(pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S)
+            info = await self._ask(self._stub.Info, pb.SchedulerInfoRequest(), _QUERY_TIMEOUT_S)
         except (ConnectionLost, DeadlineExceeded):
             self.trouble = f"no answer from scheduler {self.address}"
             return
@@ -174,7 +174,9 @@ class SchedulerClient:
             self.trouble = error.message
             with contextlib.suppress(SurestepError):
                 self._note(await self.query_stats())  # an operator may have stopped it
+            self._helpless_since = self._helpless_since or time.monotonic()
             return
+        self._helpless_since = None
         before = self.info.weight_version if self.info is not None else info.weight_version
         if info.weight_version != before:
             logger.info("scheduler %s serves weights '%s'", self.address, info.weight_version)
@@ -258,13 +260,23 @@ class SchedulerClient:
 
     def _fall_silent(self) -> None:
         self.silent = True
-        logger.warning(
-            "scheduler %s does not answer; %d requests go on elsewhere or when it is back",
-            self.address,
-            len(self._calls),
-        )
+        self._lose_all("does not answer")
+
+    def is_helpless(self, now: float) -> bool:
+        """Return whether requests have long waited for its workers. `now` is time.monotonic()."""
+        since = None if self.paused or not self._calls else self._helpless_since
+        return since is not None and now - since > _HELPLESS_S
+
+    def hand_over(self) -> None:
+        """Have its requests go on elsewhere, as it has no workers."""
+        self._helpless_since = time.monotonic()
+        self._lose_all("has no workers")
+
+    def _lose_all(self, why: str) -> None:
+        what = self.address, why, len(self._calls)
+        logger.warning("scheduler %s %s; %d requests go on elsewhere or when it is back", *what)
         for call in self._calls.values():
-            call.fail(ConnectionLost("the scheduler does not answer"))
+            call.fail(ConnectionLost(f"the scheduler {why}"))
 
     def heard(self) -> None:
         """Record that the scheduler has sent something."""
@@ -318,41 +330,32 @@ class SchedulerClient:
 
     async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:
         """Return counters and gauges. Raise SurestepError when the scheduler does not respond."""
-        with self._asking():
-            stats: pb.SchedulerStats = await self._stub.Stats(pb.StatsRequest(), timeout=timeout_s)
+        stats: pb.SchedulerStats = await self._ask(self._stub.Stats, pb.StatsRequest(), timeout_s)
         return stats
 
     async def query_status(self, num_steps: int = 0) -> pb.SchedulerStatus:
-        """Return the processes behind the scheduler and at most `num_steps` of its latest steps.
-
-        Raise SurestepError when it does not respond.
-        """
-        with self._asking():
-            status: pb.SchedulerStatus = await self._stub.Status(
-                pb.SchedulerStatusRequest(num_steps=num_steps), timeout=_QUERY_TIMEOUT_S
-            )
+        """Return its processes, and at most `num_steps` latest steps. Raise SurestepError."""
+        request = pb.SchedulerStatusRequest(num_steps=num_steps)
+        status: pb.SchedulerStatus = await self._ask(self._stub.Status, request, _QUERY_TIMEOUT_S)
         return status
 
     async def restart_workers(self, reason: str, timeout_s: float) -> pb.RestartWorkersResponse:
         """Have every rank replaced. Raise SurestepError."""
-        with self._asking():
-            answer: pb.RestartWorkersResponse = await self._stub.RestartWorkers(
-                pb.RestartWorkersRequest(reason=reason), timeout=timeout_s
-            )
+        answer: pb.RestartWorkersResponse = await self._ask(
+            self._stub.RestartWorkers, pb.RestartWorkersRequest(reason=reason), timeout_s
+        )
         return answer
 
     async def pause(self, request: pb.PauseRequest, timeout_s: float) -> pb.PauseResponse:
         """Have it stop, and its workers from level 1 on. Raise SurestepError."""
-        with self._asking():
-            answer: pb.PauseResponse = await self._stub.Pause(request, timeout=timeout_s)
+        answer: pb.PauseResponse = await self._ask(self._stub.Pause, request, timeout_s)
         self._note(await self.query_stats())
         return answer
 
     async def resume(self, tags: Sequence[str], timeout_s: float) -> pb.ResumeResponse:
         """Have it go on, or wake parts of its workers. Raise SurestepError."""
         request = pb.ResumeRequest(tags=tags)
-        with self._asking():
-            answer: pb.ResumeResponse = await self._stub.Resume(request, timeout=timeout_s)
+        answer: pb.ResumeResponse = await self._ask(self._stub.Resume, request, timeout_s)
         return answer
 
     def stage_weights(self) -> Any:
@@ -368,10 +371,8 @@ class SchedulerClient:
     ) -> pb.UpdateWeightsResponse:
         """Have it serve what was staged. Raise SurestepError."""
         request = pb.UpdateWeightsRequest(version=version, mode=mode)
-        with self._asking():
-            answer: pb.UpdateWeightsResponse = await self._stub.UpdateWeights(
-                request, timeout=timeout_s
-            )
+        call = self._stub.UpdateWeights
+        answer: pb.UpdateWeightsResponse = await self._ask(call, request, timeout_s)
         return answer
 
     @property
@@ -381,20 +382,17 @@ class SchedulerClient:
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> Adapter:
         """Have it load an adapter, which requests may name then. Raise SurestepError."""
-        with self._asking():
-            loaded: Adapter = await self._stub.LoadAdapter(request, timeout=_LOAD_S)
+        loaded: Adapter = await self._ask(self._stub.LoadAdapter, request, _LOAD_S)
         await self.learn()
         return loaded
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
         """Have it answer no more requests with an adapter. Raise SurestepError."""
-        with self._asking():
-            await self._stub.UnloadAdapter(request, timeout=_QUERY_TIMEOUT_S)
+        await self._ask(self._stub.UnloadAdapter, request, _QUERY_TIMEOUT_S)
         await self.learn()
 
     async def abort(self, request_ids: Sequence[str]) -> int:
         """Have it end requests, those named or all; return how many. Raise SurestepError."""
         request = pb.AbortRequest(request_ids=request_ids)
-        with self._asking():
-            answer = await self._stub.Abort(request, timeout=_QUERY_TIMEOUT_S)
+        answer = await self._ask(self._stub.Abort, request, _QUERY_TIMEOUT_S)
         return int(answer.num_aborted)

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from support.fakes.scheduler import FakeScheduler, emulated, emulating, failing, start, tokens
-from support.processes.gateway_stack import Stack, StartStack
+from support.processes.gateway_stack import Paused, Stack, StartStack
 from surestep_common.errors import InternalError, InvalidRequest, QueueFull, Unavailable
+from surestep_gateway.schedulers import scheduler_client
 from surestep_gateway.schedulers.losses import BreakerState
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
@@ -183,6 +184,35 @@ async def test_a_silent_scheduler_is_left(start_stack: StartStack) -> None:
     await stack.until_serving(1)
     first.hanging = False
     await stack.until_serving(2)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_scheduler_without_workers_is_left(
+    start_stack: StartStack, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests go on elsewhere if they can, and else wait for its workers."""
+    monkeypatch.setattr(scheduler_client, "_HELPLESS_S", 0.2)
+    stack = await start_stack(replicas=1 + others)
+    paused = Paused(3)
+    both(stack, paused)
+    body = {"prompt": "x", "max_tokens": 9, "seed": 4, "return_token_ids": True}
+    async with asyncio.TaskGroup() as group:
+        reader = group.create_task(stack.stream("/v1/completions", **body))
+        first = await lone(stack, lambda scheduler: scheduler.num_open)
+        await paused.sent.wait()
+        for other in stack.schedulers:
+            if other is not first:
+                other.script = emulating
+        first.trouble = "rank 0 is starting"
+        await first.set_serving(False)
+        asked_before = first.num_info
+        await first.until(lambda fake: fake.num_info > asked_before + 3, timeout_s=60)
+        assert first.num_open == 1 - others
+        first.trouble = ""
+        paused.go.set()
+    ids = [i for choice in reader.result().choices() for i in choice.get("token_ids", ())]
+    assert ids == emulated(first.requests[0])
+    assert sum(asked(stack)) == 1 + others
 
 
 async def test_a_new_request_waits_for_a_scheduler(start_stack: StartStack) -> None:

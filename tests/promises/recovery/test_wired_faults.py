@@ -134,6 +134,29 @@ def test_streams_move_to_the_other_scheduler(
 
 
 @served_by(["none-tp1"])
+def test_streams_leave_a_scheduler_without_workers(served: Served, second: FaultyServer) -> None:
+    """One of two schedulers loses its rank, and nobody is there to replace it."""
+    facts, launcher = second.facts(), second.stack.process
+    schedulers = scheduler_of(second), scheduler_of(served.server)
+
+    def lose() -> None:
+        launcher.send_signal(signal.SIGSTOP)  # who would start another supervisor
+        second.send(signal.SIGKILL, *facts.supervisor_pids, *facts.rank_pids)
+
+    async def streams() -> None:
+        async with gateway_to(served, *schedulers) as front:
+            answers = await run(front.url, served.asks, AT, lose)
+            assert differences(served.expected, answers) == []
+
+    try:
+        asyncio.run(streams())
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+    second.stack.wait_until(second.stack.is_ready, "its workers")
+    served.server.recovered(served.holdings)
+
+
+@served_by(["none-tp1"])
 def test_a_gateway_that_is_killed_takes_only_its_own_streams(served: Served) -> None:
     """Sixteen streams through each of two; another takes the place of the one that ended."""
 
