@@ -260,7 +260,7 @@ class SchedulerClient:
 
     def _fall_silent(self) -> None:
         self.silent = True
-        self._lose_all("does not answer")
+        self._lose_all(ConnectionLost("the scheduler does not answer"))
 
     def is_helpless(self, now: float) -> bool:
         """Return whether requests have long waited for its workers. `now` is time.monotonic()."""
@@ -270,13 +270,13 @@ class SchedulerClient:
     def hand_over(self) -> None:
         """Have its requests go on elsewhere, as it has no workers."""
         self._helpless_since = time.monotonic()
-        self._lose_all("has no workers")
+        self._lose_all(ConnectionLost("the scheduler has no workers"))
 
-    def _lose_all(self, why: str) -> None:
-        what = self.address, why, len(self._calls)
-        logger.warning("scheduler %s %s; %d requests go on elsewhere or when it is back", *what)
+    def _lose_all(self, loss: ConnectionLost) -> None:
+        what = len(self._calls), self.address, loss.message
+        logger.warning("%d requests at %s go on elsewhere or when it is back: %s", *what)
         for call in self._calls.values():
-            call.fail(ConnectionLost(f"the scheduler {why}"))
+            call.fail(loss)
 
     def heard(self) -> None:
         """Record that the scheduler has sent something."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import uuid
@@ -145,12 +144,7 @@ def _signal(number: signal.Signals) -> Inject:
 
 
 def _signal_all(number: signal.Signals) -> Inject:
-    def inject(server: FaultyServer, targets: Targets, rank: int) -> None:
-        for pid in targets.ranks:
-            with contextlib.suppress(ProcessLookupError):  # it has followed the one before
-                server.send(number, pid)
-
-    return inject
+    return lambda server, targets, rank: server.send(number, *targets.ranks)
 
 
 def _signal_scheduler(number: signal.Signals) -> Inject:
