@@ -47,6 +47,8 @@ class Launched:
         Raises RuntimeError when the command ends before, TimeoutError after `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
+            if await probe():
+                raise RuntimeError("a server was there before and answers: stop it")
             while not await probe():
                 if self.process.poll() is not None:
                     raise RuntimeError(

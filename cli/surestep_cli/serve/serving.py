@@ -90,8 +90,11 @@ def is_ready(server: Server) -> bool:
 
 @contextlib.asynccontextmanager
 async def running(command: Sequence[str], log: Path) -> AsyncIterator[Popen[bytes]]:
-    """Run any command, such as another server's, ended with the context. Output goes to `log`."""
-    process = _spawn(command, None, log)
+    """Run any command, such as another server's, ended with the context. Output goes to `log`.
+
+    A `surestep serve` does not outlive this process either.
+    """
+    process = _spawn(command, {**os.environ, PARENT_PID: str(os.getpid())}, log)
     async with _ending(process):
         yield process
 
