@@ -174,7 +174,8 @@ class SchedulerClient:
             self.trouble = error.message
             with contextlib.suppress(SurestepError):
                 self._note(await self.query_stats())  # an operator may have stopped it
-            self._helpless_since = self._helpless_since or time.monotonic()
+            since = self._helpless_since or time.monotonic()
+            self._helpless_since = None if self.paused else since
             return
         self._helpless_since = None
         before = self.info.weight_version if self.info is not None else info.weight_version
@@ -264,7 +265,7 @@ class SchedulerClient:
 
     def is_helpless(self, now: float) -> bool:
         """Return whether requests have long waited for its workers. `now` is time.monotonic()."""
-        since = None if self.paused or not self._calls else self._helpless_since
+        since = self._helpless_since if self._calls else None
         return since is not None and now - since > _HELPLESS_S
 
     def hand_over(self) -> None:
