@@ -236,6 +236,7 @@ class SurestepEngine(LLMEngine):
 
     async def cleanup(self) -> None:
         """Close the connection, and with it what is open."""
+        self._watching.cancel()
         await self._client.close()
 
 

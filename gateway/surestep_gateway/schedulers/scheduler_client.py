@@ -277,7 +277,7 @@ class SchedulerClient:
         what = len(self._calls), self.address, loss.message
         logger.warning("%d requests at %s go on elsewhere or when it is back: %s", *what)
         for call in self._calls.values():
-            call.fail(loss)
+            call.fail(ConnectionLost(loss.message))  # one each: they are raised
 
     def heard(self) -> None:
         """Record that the scheduler has sent something."""
