@@ -94,7 +94,7 @@ async def running(command: Sequence[str], log: Path) -> AsyncIterator[Popen[byte
 
     A `surestep serve` does not outlive this process either.
     """
-    process = _spawn(command, {**os.environ, PARENT_PID: str(os.getpid())}, log)
+    process = _spawn(command, {**variables(""), PARENT_PID: str(os.getpid())}, log)
     async with _ending(process):
         yield process
 
