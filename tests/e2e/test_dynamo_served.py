@@ -261,16 +261,13 @@ async def test_streams_leave_a_scheduler_without_workers(
         def hurt(seen: list[int]) -> bool:
             if is_time := min(seen) > 4:
                 assert first.scheduler()["num_open_requests"] > 0
-                first.process.send_signal(signal.SIGSTOP)  # who would start another supervisor
                 for pid in (supervisor["pid"], supervisor["rank_pid"]):
                     os.kill(pid, signal.SIGKILL)
             return is_time
 
-        try:
+        with first.launcher_stopped():
             assert await all_streamed(dynamo.url, hurt) == quiet
             assert first.scheduler()["num_open_requests"] == 0
-        finally:
-            first.process.send_signal(signal.SIGCONT)
         await asyncio.to_thread(first.wait_until, first.is_ready, "its workers")
 
 

@@ -135,12 +135,11 @@ def test_streams_move_to_the_other_scheduler(
 
 @served_by(["none-tp1"])
 def test_streams_leave_a_scheduler_without_workers(served: Served, second: FaultyServer) -> None:
-    """One of two schedulers loses its rank, and nobody is there to replace it."""
-    facts, launcher = second.facts(), second.stack.process
+    """Kill the rank of one of two schedulers and its supervisor, which nobody replaces."""
+    facts = second.facts()
     schedulers = scheduler_of(second), scheduler_of(served.server)
 
     def lose() -> None:
-        launcher.send_signal(signal.SIGSTOP)  # who would start another supervisor
         second.send(signal.SIGKILL, *facts.supervisor_pids, *facts.rank_pids)
 
     async def streams() -> None:
@@ -148,10 +147,8 @@ def test_streams_leave_a_scheduler_without_workers(served: Served, second: Fault
             answers = await run(front.url, served.asks, AT, lose)
             assert differences(served.expected, answers) == []
 
-    try:
+    with second.stack.launcher_stopped():
         asyncio.run(streams())
-    finally:
-        launcher.send_signal(signal.SIGCONT)
     second.stack.wait_until(second.stack.is_ready, "its workers")
     served.server.recovered(served.holdings)
 
@@ -336,11 +333,10 @@ def test_a_rank_without_its_supervisor(served: Served, hangs: bool) -> None:
 def test_a_rank_that_no_supervisor_comes_for_ends(second: FaultyServer) -> None:
     stack, facts = second.stack, second.facts()
     (rank,), (supervisor,) = facts.rank_pids, facts.supervisor_pids
-    stack.process.send_signal(signal.SIGSTOP)  # the launcher, which would start the next one
-    second.send(signal.SIGKILL, supervisor)
-    psutil.wait_procs([psutil.Process(rank)], timeout=20)
-    assert not psutil.pid_exists(rank)
-    stack.process.send_signal(signal.SIGCONT)
+    with stack.launcher_stopped():
+        second.send(signal.SIGKILL, supervisor)
+        psutil.wait_procs([psutil.Process(rank)], timeout=20)
+        assert not psutil.pid_exists(rank)
     stack.wait_until(stack.is_ready, "readiness")
 
 

@@ -43,7 +43,7 @@ _ORDERED = (  # in the tracebacks that the faults of the suite cause, directly o
 
 @dataclass(frozen=True)
 class Holdings:
-    """What must be the same after a fault as before."""
+    """Processes and descriptors, as many after a fault as before."""
 
     processes: int  # all that the launcher has started, whoever started them
     gateway_fds: int
@@ -71,7 +71,7 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a fault changes, or must not change."""
+    """Facts that a fault changes, or must not change."""
 
     rank_pids: tuple[int, ...]
     supervisor_pids: tuple[int, ...]

@@ -56,6 +56,15 @@ class Stack:
         """Kill a worker's process, as the kernel might."""
         os.kill(self.scheduler()["ranks"][rank]["pid"], signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def launcher_stopped(self) -> Iterator[None]:
+        """Keep the launcher from replacing what ends within the context."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
         text = httpx.get(self.url + "/metrics", timeout=10).text
