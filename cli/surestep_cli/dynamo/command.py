@@ -12,7 +12,6 @@ from pydantic_settings import CliPositionalArg
 from rich.console import Console
 from surestep_common.config import Settings, variables
 from surestep_common.errors import InvalidRequest
-from surestep_common.model_files import name_of
 
 _TRIED = "1.6.1"
 _INSTALL = f"pip install --no-deps ai-dynamo=={_TRIED} ai-dynamo-runtime=={_TRIED}"
@@ -86,10 +85,6 @@ class Dynamo(Settings):
         description="seconds without a token for which a lost scheduler is waited for, before the "
         "frontend may try another worker",
     )
-
-    def name_for(self, folder: str) -> str:
-        """Return the model's name: what the gateway calls this folder, unless told."""
-        return self.served_model_name or name_of(Path(folder).resolve())
 
     def run(self, console: Console) -> int:
         """Serve until a signal. Raise InvalidRequest without Dynamo's packages, or with others."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any, Self
 
 from dynamo._core import Context
@@ -18,6 +19,7 @@ from dynamo.common.backend.publisher import KvEventSource, ZmqSource
 from dynamo.llm import exceptions
 from surestep.client import AsyncClient, Tls
 from surestep_common import errors
+from surestep_common.model_files import name_of
 from surestep_proto.sampling_pb2 import LogprobColumns
 from surestep_proto.scheduler_pb2 import ABORTED, LENGTH, GenerateChunk, SchedulerInfo
 
@@ -89,7 +91,7 @@ class SurestepEngine(LLMEngine):
             component=settings.component,
             endpoint=settings.endpoint,
             model_name=self._model,
-            served_model_name=settings.name_for(self._model),
+            served_model_name=self._name,
             discovery_backend=settings.discovery_backend,
             request_plane=settings.request_plane,
             event_plane=settings.event_plane,
@@ -100,6 +102,11 @@ class SurestepEngine(LLMEngine):
     @property
     def _model(self) -> str:
         return str(self._settings.model or self._info.model_path)
+
+    @property
+    def _name(self) -> str:
+        """The model's name: what the gateway calls its folder, unless told."""
+        return self._settings.served_model_name or name_of(Path(self._model).resolve())
 
     async def _meet_model(self) -> None:
         """Wait until the scheduler tells of its model."""
@@ -137,7 +144,7 @@ class SurestepEngine(LLMEngine):
         info = self._info
         return EngineConfig(
             model=self._model,
-            served_model_name=self._settings.name_for(self._model),
+            served_model_name=self._name,
             llm=LlmRegistration(
                 context_length=info.max_model_len,
                 kv_cache_block_size=info.block_size,

@@ -94,11 +94,7 @@ class Members:
     def helpless(self) -> list[SchedulerClient]:
         """Return those without workers whose requests others may go on with."""
         now = time.monotonic()
-        return [
-            one
-            for one in self.all
-            if one.is_helpless(now) and self.usable(one.model or "", avoid=(one,))
-        ]
+        return [one for one in self.all if one.is_helpless(now) and self.usable(one.model or "")]
 
     def _vet(self, admitting: Collection[SchedulerClient]) -> None:
         """Take on those that came at run time and serve the model of the others."""
