@@ -35,7 +35,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def quiet(fragile: Stack) -> Answer:
-    """What nobody has disturbed."""
+    """Return an answer that nobody has disturbed."""
     answer = stream(fragile)
     assert len(answer.ids) == MAX_TOKENS
     return answer
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 
 def stream(stack: Stack, number: signal.Signals | None = None) -> Answer:
-    """One stream; after ten tokens the scheduler gets the signal."""
+    """Read a stream; after ten tokens the scheduler gets the signal."""
     client = client_of(stack)
     chunks = client.completions.create(
         model=client.models.list().data[0].id,

@@ -80,7 +80,7 @@ def short(client: OpenAI, model: str) -> str:
 
 
 def loads(stack: Stack, name: str) -> int:
-    """How often the gateway has woken a model."""
+    """Return the number of times that the gateway has woken a model."""
     return (stack.logs / "gateway.log").read_text().count(f"{name} is awake after")
 
 
@@ -134,7 +134,7 @@ def test_a_herd_loads_a_cold_model_once(turns: Stack) -> None:
 
 
 def test_nobody_is_put_to_sleep_in_mid_answer(turns: Stack) -> None:
-    """What wants the room waits for the end of the answer, and then both go on."""
+    """Have a model that wants the room wait for the end of the answer; then both go on."""
     client, begun = client_of(turns), threading.Event()
     whole = stream(client, "tiny")
     with ThreadPoolExecutor() as pool:
@@ -147,7 +147,7 @@ def test_nobody_is_put_to_sleep_in_mid_answer(turns: Stack) -> None:
 
 
 def test_what_cannot_be_loaded_is_told_and_harms_nobody(turns: Stack) -> None:
-    """One try for all that ask, the same error for each, and an answer of the other model."""
+    """Try once for all that ask; each has the same error, and the other model answers."""
     client = client_of(turns)
     short(client, "tiny")
     with ThreadPoolExecutor(8) as pool:

@@ -120,6 +120,8 @@ def test_a_server_that_is_right(tiny_model: Path, tmp_path: Path) -> None:
     assert (stopped["incidents"][0]["cause"], stopped["problem"]) == ("worker_hang", None)
     assert min(killed["num_open"], stopped["num_open"]) > 1
     assert stopped["incidents"][0]["detect_s"] >= 0.5  # the least deadline at rest
+    pauses = {case["company"]: case["longest_pause_s"] for case in report["cases"]}
+    assert max(pauses.values()) > pauses["together"]  # of one fault: a client that lags sees none
     assert "EQUAL: all " in path.read_text()
     assert served_from(tmp_path) == []
 

@@ -190,7 +190,7 @@ async def test_a_silent_scheduler_is_left(start_stack: StartStack) -> None:
 async def test_a_scheduler_without_workers_is_left(
     start_stack: StartStack, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its requests go on elsewhere if they can, and else wait for its workers."""
+    """Have requests go on elsewhere if they can, and else wait for the workers."""
     monkeypatch.setattr(scheduler_client, "_HELPLESS_S", 0.2)
     stack = await start_stack(replicas=1 + others)
     paused = Paused(3)
