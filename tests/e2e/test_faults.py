@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
 from openai import Stream
@@ -40,6 +41,13 @@ def open_stream(stack: Stack) -> Stream[Completion]:
         stream=True,
         extra_body={"ignore_eos": True, "return_token_ids": True, "cache_salt": uuid4().hex},
     )  # by the salt nothing is drafted from the answer before, which would be over too soon
+
+
+def test_a_stopped_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
+    with serve(tiny_model, tmp_path, *FLAGS) as stack:
+        pid = stack.scheduler()["ranks"][0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -132,10 +132,9 @@ class Child:
             await process.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL and do not restart."""
+        """Send SIGKILL to the process and all its descendants, and do not restart."""
         self._stopping.set()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        self._signal_all(signal.SIGKILL)
 
     def resume(self) -> None:
         """Send SIGCONT to the process and all its descendants."""

@@ -14,6 +14,7 @@ import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.ports import free_address
 from surestep_common import rpc
+from surestep_common.tasks import end
 from surestep_proto import sampling_pb2, worker_pb2
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
@@ -126,9 +127,11 @@ async def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     supervisors = [Supervisor(rank_command(), each) for each in settings]
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run()) for each in supervisors]
-        yield Group(supervisors, settings)
-        for task in running:
-            task.cancel()
+        try:
+            yield Group(supervisors, settings)
+        finally:
+            await asyncio.gather(*map(end, running))
+            await asyncio.gather(*(each.close() for each in supervisors))
 
 
 def _less(address: str, rank: int) -> str:

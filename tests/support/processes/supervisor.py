@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from support.fakes import rank as stand_in_rank
 from support.processes.commands import children
 from support.processes.ports import free_address
 from surestep_common import rpc
+from surestep_common.tasks import end
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import supervisor_pb2_grpc as pb_grpc
 from surestep_proto import worker_pb2, worker_pb2_grpc
@@ -33,7 +34,7 @@ class Supervised:
         self,
         supervisor: pb_grpc.SupervisorStub,
         rank: worker_pb2_grpc.WorkerStub,
-        stop: Callable[[], object],
+        stop: Callable[[], Awaitable[None]],
     ) -> None:
         self._supervisor = supervisor
         self.rank = rank
@@ -121,7 +122,14 @@ async def supervising(
         asyncio.TaskGroup() as tasks,
     ):
         running = tasks.create_task(supervisor.run())
+
+        async def stop() -> None:
+            await end(running)
+            await supervisor.close()
+
         stubs = pb_grpc.SupervisorStub(channel), worker_pb2_grpc.WorkerStub(rank)
-        yield Supervised(*stubs, running.cancel)
-        running.cancel()
+        try:
+            yield Supervised(*stubs, stop)
+        finally:
+            await stop()
     await server.stop(0)

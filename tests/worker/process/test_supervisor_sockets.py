@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.processes.supervisor import STAND_IN, TIMEOUT_S, supervising
+from support.processes.supervisor import STAND_IN, supervising
 
 
 @pytest.fixture
@@ -51,13 +51,11 @@ async def test_a_supervisor_that_is_stopped_again_while_it_stops_closes_all(
     async with supervising(monkeypatch, command) as running:
         now = await running.ready(restarts=0)
         os.kill(now.rank_pid, signal.SIGSTOP)  # so that it is waited for
-        running.stop()
+        stopping = asyncio.ensure_future(running.stop())
         for _ in range(50):
             await asyncio.sleep(0)
-    os.kill(now.rank_pid, signal.SIGCONT)
-    async with asyncio.timeout(TIMEOUT_S):
-        while psutil.pid_exists(now.rank_pid):
-            await asyncio.sleep(0.02)
-    del running
+    await stopping
+    assert not psutil.pid_exists(now.rank_pid)
+    del running, stopping
     gc.collect()
     assert [str(warning.message) for warning in dropped] == []

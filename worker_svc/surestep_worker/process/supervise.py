@@ -55,6 +55,7 @@ async def supervise(settings: WorkerSettings, started: Started | None) -> None:
             await end(running)
             beating.cancel()
     finally:
+        await supervisor.close()
         await server.stop(grace_s=0)
 
 

@@ -66,29 +66,32 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._sleep = Sleep(WEIGHTS_GO if settings.load_on_demand else 0)
 
     async def run(self) -> None:
-        """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated.
+        """Replace the rank whenever it ends. Cancel to stop, and then `close`.
 
         Raises Unavailable when this process has no descriptors left, which another one has.
         """
-        try:
-            while True:
-                await self._sleep.through()
-                try:
-                    self._rank = self._adopt() or await self._standbys.take()
-                    if not self._ready.is_set():
-                        self._activate(self._rank)
-                except OSError as error:
-                    if error.errno == errno.EMFILE:
-                        raise Unavailable(f"no rank can be started: {error.strerror}") from error
-                    await self._cannot_spawn(error)
-                else:
-                    await self._live(self._rank)
-                    await self._sleep.unless_asked(self._pause_s())
-        finally:
-            ending = [self._standbys.terminate()]
-            if self._rank is not None:
-                ending.append(self._rank.terminate())
-            await asyncio.gather(*ending)
+        while True:
+            await self._sleep.through()
+            try:
+                self._rank = self._adopt() or await self._standbys.take()
+                if not self._ready.is_set():
+                    self._activate(self._rank)
+            except OSError as error:
+                if error.errno == errno.EMFILE:
+                    raise Unavailable(f"no rank can be started: {error.strerror}") from error
+                await self._cannot_spawn(error)
+            else:
+                await self._live(self._rank)
+                await self._sleep.unless_asked(self._pause_s())
+
+    async def close(self) -> None:
+        """Terminate the rank and what stands by, when `run` has ended: who cancels that one does so
+        again and again, and a rank that hangs is to be waited for, and killed.
+        """
+        ending = [self._standbys.terminate()]
+        if self._rank is not None:
+            ending.append(self._rank.terminate())
+        await asyncio.gather(*ending)
 
     def find(self, rank: Adopted | None) -> None:
         """Have `run` begin with a rank that an earlier supervisor has left, which is awake."""
