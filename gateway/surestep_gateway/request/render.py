@@ -131,8 +131,9 @@ def _messages(
     if _takes_parts(processor, body, with_tools=with_tools):
         takes_text = template.takes_text(tools=with_tools, source=source)
         for index, message in enumerate(messages):
-            # Of results GLM's templates take lists for something else.
-            if message["role"] != "tool" or not takes_text:
+            # Lists are something else to GLM beside results, and to Kimi beside calls.
+            plain = message["role"] == "tool" or "tool_calls" in message
+            if not (plain and takes_text):
                 message["content"] = _parts(body.messages[index], index, results[index])
     elif harmony:
         messages = harmony_messages(messages)
