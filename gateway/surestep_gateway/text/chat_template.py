@@ -171,18 +171,27 @@ class ChatTemplate:
                 f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
             )
         asks_for_none = _ASKS_FOR_NONE.search(self._chosen(tools=bool(tools), source=source))
-        chat = [_shown(message, none=asks_for_none is not None) for message in messages]
-        if continue_final_message:
-            _mark_end(chat)
+
+        def filled(*, none: bool) -> str:
+            chat = [_shown(message, none=none) for message in messages]
+            if continue_final_message:
+                _mark_end(chat)
+            try:
+                return template.render(
+                    {**self._special_tokens, **(variables or {})},
+                    messages=chat,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                )
+            except Exception as error:  # templates fail in any way a program can
+                raise _complaint(error, "messages") from error
+
         try:
-            text = template.render(
-                {**self._special_tokens, **(variables or {})},
-                messages=chat,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except Exception as error:  # templates fail in any way a program can
-            raise _complaint(error, "messages") from error
+            text = filled(none=asks_for_none is not None)
+        except InvalidRequest:
+            if asks_for_none is None:
+                raise
+            text = filled(none=False)  # some ask and then take it for a list, as Ministral-3's
         return _cut_at_mark(text) if continue_final_message else text
 
 

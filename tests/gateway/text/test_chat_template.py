@@ -80,6 +80,22 @@ def test_calls_are_objects_and_text() -> None:
     assert ChatTemplate(JOINED, {}).render(said) == "so;"
 
 
+def test_templates_that_ask_for_no_content_and_cannot_take_it() -> None:
+    """As Ministral-3's: an empty text is none to it, and what is not a text has a length."""
+    source = (
+        "{% for m in messages %}{% if (m.content is none or m.content == '') and not m.tool_calls %}"
+        "{{ raise_exception('empty') }}{% endif %}{% if m.content is string %}{{ m.content }}"
+        "{% elif m.content | length > 0 %}{{ m.content[0].text }}{% endif %}"
+        "{% for call in m.tool_calls or [] %}({{ call.function.name }}){% endfor %};{% endfor %}"
+    )
+    calls = [{"function": {"name": "weather", "arguments": {}}}]
+    template = ChatTemplate(source, {})
+    chat: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert template.render(chat) == "hi;(weather);"
+    with pytest.raises(InvalidRequest, match="empty"):
+        template.render([USER, {"role": "assistant", "content": ""}])
+
+
 def test_templates_that_take_text_beside_parts() -> None:
     loop = "{% for part in m.content %}{{ part.text }}{% endfor %}"
     assert not ChatTemplate(loop, {}).takes_text(tools=False)
