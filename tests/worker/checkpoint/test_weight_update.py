@@ -140,9 +140,7 @@ def test_another_folder_of_the_same_shape(folder: Path, held: HeldWeights, tmp_p
     assert held.source.version == "v1"  # a folder needs no memory
 
 
-def test_a_file_of_a_trainer_beside_it(
-    folder: Path, held: HeldWeights, tmp_path: Path
-) -> None:
+def test_a_file_of_a_trainer_beside_it(folder: Path, held: HeldWeights, tmp_path: Path) -> None:
     """It lies in shared memory, and is the trainer's again as soon as it was taken."""
     updates, wanted = WeightUpdates(held, AS_IT_IS), tensors_of(folder)
     name, tensor = sorted(wanted.items())[0]
