@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -128,6 +129,22 @@ class ChatTemplate:
         except InvalidRequest:
             return False
         return all(f"{role}{n}" in text for n, role in enumerate(roles))
+
+    def with_call(self, tool: Mapping[str, Any], call: Mapping[str, Any]) -> str:
+        """Return a chat in which a tool was called; empty if the template refuses it."""
+        parts = self.takes_parts(tools=True)
+
+        def content(text: str) -> Any:
+            return [{"type": "text", "text": text}] if parts else text
+
+        chat: list[dict[str, Any]] = [
+            {"role": "user", "content": content("question")},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": content("result")},
+        ]
+        with contextlib.suppress(InvalidRequest, NeedsProcess), TurnLimit(_TRIAL_S):
+            return self.render(chat, tools=[tool])
+        return ""
 
     def _chosen(self, *, tools: bool, source: str | None) -> str:
         return source or (tools and self.definition[2]) or self.definition[0] or ""
