@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,15 +91,28 @@ def test_a_killed_process_costs_no_vector(embedder: Stack, victim: str) -> None:
     """Every request that was open starts over."""
     before = embed(embedder, TEXTS)
     scheduler = embedder.status()["scheduler"]
+    killed = threading.Event()
+
+    def ask() -> None:
+        """One request after the other, so that some are open when the process dies."""
+        while True:
+            is_last = killed.is_set()
+            assert np.array_equal(embed(embedder, TEXTS * 10), np.tile(before, (10, 1)))
+            if is_last:
+                return
+
     with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(embed, embedder, TEXTS * 10) for _ in range(4)]
-        embedder.wait_until(
-            lambda: embedder.status()["scheduler"]["num_open_requests"] > 0, "requests"
-        )
-        process = scheduler["ranks"][0] if victim == "worker" else scheduler
-        os.kill(process["pid"], signal.SIGKILL)
+        calls = [threads.submit(ask) for _ in range(4)]
+        try:
+            embedder.wait_until(
+                lambda: embedder.status()["scheduler"]["num_open_requests"] > 0, "requests"
+            )
+            process = scheduler["ranks"][0] if victim == "worker" else scheduler
+            os.kill(process["pid"], signal.SIGKILL)
+        finally:
+            killed.set()
         for call in calls:
-            assert np.array_equal(call.result(), np.tile(before, (10, 1)))
+            call.result()
     assert embedder.status()["scheduler"]["epoch"] > scheduler["epoch"]
 
 
