@@ -120,7 +120,7 @@ async def test_text_beside_calls_stays_text(
     call = {"id": "c1", "function": {"name": "weather", "arguments": "{}"}}
     messages = [*USER, {"role": "assistant", "content": said, "tool_calls": [call]}]
     await stack.chat(messages=messages, max_tokens=1)
-    assert prompt_of(stack, thinking) == "<hello>;so(weather);"
+    assert prompt_of(stack, thinking) == "hello;so(weather);"
 
 
 async def test_tools_that_must_not_be_called(stack: Stack, thinking: Tokenizer) -> None:
