@@ -60,6 +60,7 @@ async def killed(stack: Stack, pid: int, asks: list[Ask]) -> list[Answer]:
     return answers
 
 
+@pytest.mark.rotates(1)
 def test_a_kill_costs_no_prompt(server: Stack, asks: list[Ask]) -> None:
     quiet = asyncio.run(run(server.url, asks))
     pid = server.scheduler()["ranks"][0]["pid"]
