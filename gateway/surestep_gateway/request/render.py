@@ -179,7 +179,7 @@ def _is_in_parts(settings: ApiSettings, message: ChatMessage) -> bool:
     if message.role == "tool" or message.tool_calls:
         return False
     asked = settings.chat_template_content_format == "openai"
-    return asked or (message.role == "user" and isinstance(message.content, list))
+    return asked or (message.role not in INSTRUCTING and isinstance(message.content, list))
 
 
 def _parts(message: ChatMessage, index: int, of_result: bool) -> str | list[dict[str, Any]]:
