@@ -47,15 +47,17 @@ class Launched:
         Raises RuntimeError when the command ends before, TimeoutError after `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
-            if await probe():
+            done = await probe()
+            if done and time.monotonic() - self.started < _SOONEST_S:
                 raise RuntimeError("a server was there before and answers: stop it")
-            while not await probe():
+            while not done:
                 if self.process.poll() is not None:
                     raise RuntimeError(
                         f"exit status {self.process.returncode} before the first token; "
                         f"see {self.log_path}"
                     )
                 await asyncio.sleep(_POLL_S)
+                done = await probe()
         return time.monotonic() - self.started
 
     async def start(self, probe: Probe, timeout_s: float) -> Start:
@@ -81,6 +83,9 @@ def cpu_seconds(pid: int) -> dict[str, float]:
                 for name, cpu_s in cpu_seconds(int(child)).items():
                     seconds[name] = seconds.get(name, 0.0) + cpu_s
     return seconds
+
+
+_SOONEST_S = 1.0  # in which no server starts
 
 
 @contextlib.asynccontextmanager

@@ -252,9 +252,10 @@ async def engine(
         channel = await stack.enter_async_context(connect(args.scheduler))
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
 
+        request = next(requests(args, 0, None))
+        request.max_tokens = 1
+
         async def probe() -> bool:
-            request = next(requests(args, 0, None))
-            request.max_tokens = 1
             try:
                 return [chunk async for chunk in stub.Generate(request, timeout=args.timeout)] != []
             except grpc.aio.AioRpcError:

@@ -2,9 +2,12 @@
 
 python benchmarks/rollouts.py                        # the default model
 python benchmarks/rollouts.py --model tests/data/tiny-hybrid --speculative-config auto none
+M=tests/data/tiny-hybrid; python benchmarks/rollouts.py --model $M --chats $M/prompts.json \\
+    --groups 8 --speculative-config auto none        # 64 samples of what the model has learnt
 
 Each round samples `--groups` prompts of `--prompt-tokens` at temperature 1, first as one request
-with `n`, then as `n` requests at once; no prompt is asked twice. `shared` is tokens per second of
+with `n`, then as `n` requests at once; no random prompt is asked twice. With `--chats` prompts are
+conversations of a file, and answers end where the model ends them. `shared` is tokens per second of
 the first to the second. Each speculative configuration gets a server of its own, with equal seeds
 and prompts, and `equal` says whether the token ids are those of the last one. Prints one JSON line.
 """
@@ -18,7 +21,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,24 +63,33 @@ class Sampler:
         return Sampled([ids for each in made for ids in each], time.monotonic() - begun)
 
     async def _group(self, name: str, *, together: bool) -> Ids:
-        draw, n = random.Random(name), self._args.n
-        prompt = [draw.randrange(self._args.vocabulary) for _ in range(self._args.prompt_tokens)]
+        n, prompt = self._args.n, self._prompt(random.Random(name))
         if together:
             return await self._ask(prompt, n, seed=0)
         made = await asyncio.gather(*(self._ask(prompt, 1, seed) for seed in range(n)))
         return [ids for each in made for ids in each]
 
-    async def _ask(self, prompt: Sequence[int], n: int, seed: int) -> Ids:
+    def _prompt(self, draw: random.Random) -> dict[str, Any]:
+        """Return the fields of a request that say what is asked."""
+        if self._args.chats:
+            chat = draw.choice(self._args.chats)
+            kwargs = {"enable_thinking": chat.get("enable_thinking", True)}
+            return {"messages": chat["messages"], "chat_template_kwargs": kwargs}
+        vocabulary, length = self._args.vocabulary, self._args.prompt_tokens
+        ids = [draw.randrange(vocabulary) for _ in range(length)]
+        return {"prompt": ids, "ignore_eos": True}
+
+    async def _ask(self, prompt: Mapping[str, Any], n: int, seed: int) -> Ids:
         body = {
-            "prompt": prompt,
+            **prompt,
             "n": n,
             "seed": seed,
             "temperature": 1,
             "max_tokens": self._args.max_tokens,
-            "ignore_eos": True,
             "return_token_ids": True,
         }
-        async with self._session.post("/v1/completions", json=body) as reply:
+        path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
+        async with self._session.post(path, json=body) as reply:
             reply.raise_for_status()
             return [choice["token_ids"] for choice in (await reply.json())["choices"]]
 
@@ -118,6 +130,11 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _chats(path: str) -> list[dict[str, Any]]:
+    """Return the conversations of a file, those with tools left out."""
+    return [chat for chat in json.loads(Path(path).read_text()) if not chat.get("tools")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="", help="folder or name; none = default")
@@ -125,13 +142,15 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--groups", type=int, default=2, help="prompts at once")
     parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--chats", type=_chats, metavar="FILE", help="of objects with messages")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=90, help="token ids that prompts have")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("flags", nargs="*", help="further flags of the server, behind --")
     args = parser.parse_args()
     figures = uvloop.run(run(args))
-    print(json.dumps({"machine": machine.describe()} | vars(args) | figures))
+    asked = vars(args) | {"chats": len(args.chats or ())}
+    print(json.dumps({"machine": machine.describe()} | asked | figures))
 
 
 if __name__ == "__main__":

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsurestep_proto/supervisor.proto\x12\x0bsurestep.v1\"Z\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.surestep.v1.Phase\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xb8\x01\n\x08RankExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12%\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x16.surestep.v1.ExitCause\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12$\n\x04last\x18\x04 \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x12\n\nreplaced_s\x18\x06 \x01(\x01\x12\x0e\n\x06signal\x18\x07 \x01(\r\x12\x0f\n\x07outside\x18\x08 \x01(\x08\"+\n\x17SupervisorStatusRequest\x12\x10\n\x08watch_ms\x18\x01 \x01(\r\"\xee\x03\n\x10SupervisorStatus\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12*\n\nrank_state\x18\x03 \x01(\x0e\x32\x16.surestep.v1.RankState\x12\x10\n\x08rank_pid\x18\x04 \x01(\r\x12\x14\n\x0crank_address\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x11\n\tlast_exit\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12)\n\theartbeat\x18\t \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12$\n\x05\x65xits\x18\n \x03(\x0b\x32\x15.surestep.v1.RankExit\x12\x13\n\x0bstandby_pid\x18\x0b \x01(\r\x12\x19\n\x11held_weight_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\'\n\x08\x61\x63tivity\x18\x0f \x01(\x0e\x32\x15.surestep.v1.Activity\x12\x1c\n\x14\x66\x61ilure_is_permanent\x18\x0e \x01(\x08\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r\x12\x16\n\x0eweight_version\x18\x11 \x01(\t\x12\x19\n\x11weights_unsettled\x18\x12 \x01(\x08\x12\x14\n\x0cnum_failures\x18\x13 \x01(\r\"6\n\x0eRestartRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0c\x65xpected_pid\x18\x02 \x01(\r\"$\n\x0fRestartResponse\x12\x11\n\trestarted\x18\x01 \x01(\x08\"\x1d\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\"*\n\rSleepResponse\x12\x19\n\x11held_weight_bytes\x18\x01 \x01(\x04\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse\"9\n\nWeightPart\x12\r\n\x05\x66irst\x18\x01 \x01(\x08\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"D\n\rStagedWeights\x12\x13\n\x0bnum_tensors\x18\x01 \x01(\r\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"$\n\x11UseWeightsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"\x14\n\x12UseWeightsResponse\"\x16\n\x14SettleWeightsRequest\"\x17\n\x15SettleWeightsResponse\"\x18\n\x16RollBackWeightsRequest\"*\n\x17RollBackWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t*\x8c\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0e\n\nWARMING_UP\x10\x02\x12\x08\n\x04IDLE\x10\x03\x12\r\n\tPREPARING\x10\x04\x12\x0c\n\x08\x44RAFTING\x10\x05\x12\x0b\n\x07\x46ORWARD\x10\x06\x12\x0c\n\x08SAMPLING\x10\x07\x12\r\n\tCOMPILING\x10\x08*w\n\tExitCause\x12\x1a\n\x16\x45XIT_CAUSE_UNSPECIFIED\x10\x00\x12\n\n\x06\x45XITED\x10\x01\x12\n\n\x06KILLED\x10\x02\x12\x08\n\x04HUNG\x10\x03\x12\r\n\tREQUESTED\x10\x04\x12\x11\n\rOUT_OF_MEMORY\x10\x05\x12\n\n\x06UNSEEN\x10\x06*V\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03\x12\n\n\x06\x41SLEEP\x10\x04*^\n\x08\x41\x63tivity\x12\x14\n\x10\x41\x43TIVITY_UNKNOWN\x10\x00\x12\x0b\n\x07\x41T_REST\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0b\n\x07WAITING\x10\x03\x12\x15\n\x11\x41WAITING_COMPILER\x10\x04\x32\xea\x04\n\nSupervisor\x12M\n\x06Status\x12$.surestep.v1.SupervisorStatusRequest\x1a\x1d.surestep.v1.SupervisorStatus\x12\x44\n\x07Restart\x12\x1b.surestep.v1.RestartRequest\x1a\x1c.surestep.v1.RestartResponse\x12>\n\x05Sleep\x12\x19.surestep.v1.SleepRequest\x1a\x1a.surestep.v1.SleepResponse\x12;\n\x04Wake\x12\x18.surestep.v1.WakeRequest\x1a\x19.surestep.v1.WakeResponse\x12\x45\n\x0cStageWeights\x12\x17.surestep.v1.WeightPart\x1a\x1a.surestep.v1.StagedWeights(\x01\x12M\n\nUseWeights\x12\x1e.surestep.v1.UseWeightsRequest\x1a\x1f.surestep.v1.UseWeightsResponse\x12V\n\rSettleWeights\x12!.surestep.v1.SettleWeightsRequest\x1a\".surestep.v1.SettleWeightsResponse\x12\\\n\x0fRollBackWeights\x12#.surestep.v1.RollBackWeightsRequest\x1a$.surestep.v1.RollBackWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsurestep_proto/supervisor.proto\x12\x0bsurestep.v1\"Z\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.surestep.v1.Phase\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xb8\x01\n\x08RankExit\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12%\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x16.surestep.v1.ExitCause\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12$\n\x04last\x18\x04 \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x12\n\nreplaced_s\x18\x06 \x01(\x01\x12\x0e\n\x06signal\x18\x07 \x01(\r\x12\x0f\n\x07outside\x18\x08 \x01(\x08\"+\n\x17SupervisorStatusRequest\x12\x10\n\x08watch_ms\x18\x01 \x01(\r\"\xee\x03\n\x10SupervisorStatus\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12*\n\nrank_state\x18\x03 \x01(\x0e\x32\x16.surestep.v1.RankState\x12\x10\n\x08rank_pid\x18\x04 \x01(\r\x12\x14\n\x0crank_address\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x11\n\tlast_exit\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12)\n\theartbeat\x18\t \x01(\x0b\x32\x16.surestep.v1.Heartbeat\x12$\n\x05\x65xits\x18\n \x03(\x0b\x32\x15.surestep.v1.RankExit\x12\x13\n\x0bstandby_pid\x18\x0b \x01(\r\x12\x19\n\x11held_weight_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\'\n\x08\x61\x63tivity\x18\x0f \x01(\x0e\x32\x15.surestep.v1.Activity\x12\x1c\n\x14\x66\x61ilure_is_permanent\x18\x0e \x01(\x08\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r\x12\x16\n\x0eweight_version\x18\x11 \x01(\t\x12\x19\n\x11weights_unsettled\x18\x12 \x01(\x08\x12\x14\n\x0cnum_failures\x18\x13 \x01(\r\"6\n\x0eRestartRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0c\x65xpected_pid\x18\x02 \x01(\r\"$\n\x0fRestartResponse\x12\x11\n\trestarted\x18\x01 \x01(\x08\"\x1d\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\"*\n\rSleepResponse\x12\x19\n\x11held_weight_bytes\x18\x01 \x01(\x04\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse\"7\n\nWeightPart\x12\r\n\x05\x66irst\x18\x01 \x01(\x08\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"D\n\rStagedWeights\x12\x13\n\x0bnum_tensors\x18\x01 \x01(\r\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"$\n\x11UseWeightsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"\x14\n\x12UseWeightsResponse\"\x16\n\x14SettleWeightsRequest\"\x17\n\x15SettleWeightsResponse\"\x18\n\x16RollBackWeightsRequest\"*\n\x17RollBackWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t*\x8c\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0e\n\nWARMING_UP\x10\x02\x12\x08\n\x04IDLE\x10\x03\x12\r\n\tPREPARING\x10\x04\x12\x0c\n\x08\x44RAFTING\x10\x05\x12\x0b\n\x07\x46ORWARD\x10\x06\x12\x0c\n\x08SAMPLING\x10\x07\x12\r\n\tCOMPILING\x10\x08*w\n\tExitCause\x12\x1a\n\x16\x45XIT_CAUSE_UNSPECIFIED\x10\x00\x12\n\n\x06\x45XITED\x10\x01\x12\n\n\x06KILLED\x10\x02\x12\x08\n\x04HUNG\x10\x03\x12\r\n\tREQUESTED\x10\x04\x12\x11\n\rOUT_OF_MEMORY\x10\x05\x12\n\n\x06UNSEEN\x10\x06*V\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\t\n\x05READY\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03\x12\n\n\x06\x41SLEEP\x10\x04*^\n\x08\x41\x63tivity\x12\x14\n\x10\x41\x43TIVITY_UNKNOWN\x10\x00\x12\x0b\n\x07\x41T_REST\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0b\n\x07WAITING\x10\x03\x12\x15\n\x11\x41WAITING_COMPILER\x10\x04\x32\xea\x04\n\nSupervisor\x12M\n\x06Status\x12$.surestep.v1.SupervisorStatusRequest\x1a\x1d.surestep.v1.SupervisorStatus\x12\x44\n\x07Restart\x12\x1b.surestep.v1.RestartRequest\x1a\x1c.surestep.v1.RestartResponse\x12>\n\x05Sleep\x12\x19.surestep.v1.SleepRequest\x1a\x1a.surestep.v1.SleepResponse\x12;\n\x04Wake\x12\x18.surestep.v1.WakeRequest\x1a\x19.surestep.v1.WakeResponse\x12\x45\n\x0cStageWeights\x12\x17.surestep.v1.WeightPart\x1a\x1a.surestep.v1.StagedWeights(\x01\x12M\n\nUseWeights\x12\x1e.surestep.v1.UseWeightsRequest\x1a\x1f.surestep.v1.UseWeightsResponse\x12V\n\rSettleWeights\x12!.surestep.v1.SettleWeightsRequest\x1a\".surestep.v1.SettleWeightsResponse\x12\\\n\x0fRollBackWeights\x12#.surestep.v1.RollBackWeightsRequest\x1a$.surestep.v1.RollBackWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'surestep_proto.supervisor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1378
-  _globals['_PHASE']._serialized_end=1518
-  _globals['_EXITCAUSE']._serialized_start=1520
-  _globals['_EXITCAUSE']._serialized_end=1639
-  _globals['_RANKSTATE']._serialized_start=1641
-  _globals['_RANKSTATE']._serialized_end=1727
-  _globals['_ACTIVITY']._serialized_start=1729
-  _globals['_ACTIVITY']._serialized_end=1823
+  _globals['_PHASE']._serialized_start=1376
+  _globals['_PHASE']._serialized_end=1516
+  _globals['_EXITCAUSE']._serialized_start=1518
+  _globals['_EXITCAUSE']._serialized_end=1637
+  _globals['_RANKSTATE']._serialized_start=1639
+  _globals['_RANKSTATE']._serialized_end=1725
+  _globals['_ACTIVITY']._serialized_start=1727
+  _globals['_ACTIVITY']._serialized_end=1821
   _globals['_HEARTBEAT']._serialized_start=48
   _globals['_HEARTBEAT']._serialized_end=138
   _globals['_RANKEXIT']._serialized_start=141
@@ -60,21 +60,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAKERESPONSE']._serialized_start=1053
   _globals['_WAKERESPONSE']._serialized_end=1067
   _globals['_WEIGHTPART']._serialized_start=1069
-  _globals['_WEIGHTPART']._serialized_end=1126
-  _globals['_STAGEDWEIGHTS']._serialized_start=1128
-  _globals['_STAGEDWEIGHTS']._serialized_end=1196
-  _globals['_USEWEIGHTSREQUEST']._serialized_start=1198
-  _globals['_USEWEIGHTSREQUEST']._serialized_end=1234
-  _globals['_USEWEIGHTSRESPONSE']._serialized_start=1236
-  _globals['_USEWEIGHTSRESPONSE']._serialized_end=1256
-  _globals['_SETTLEWEIGHTSREQUEST']._serialized_start=1258
-  _globals['_SETTLEWEIGHTSREQUEST']._serialized_end=1280
-  _globals['_SETTLEWEIGHTSRESPONSE']._serialized_start=1282
-  _globals['_SETTLEWEIGHTSRESPONSE']._serialized_end=1305
-  _globals['_ROLLBACKWEIGHTSREQUEST']._serialized_start=1307
-  _globals['_ROLLBACKWEIGHTSREQUEST']._serialized_end=1331
-  _globals['_ROLLBACKWEIGHTSRESPONSE']._serialized_start=1333
-  _globals['_ROLLBACKWEIGHTSRESPONSE']._serialized_end=1375
-  _globals['_SUPERVISOR']._serialized_start=1826
-  _globals['_SUPERVISOR']._serialized_end=2444
+  _globals['_WEIGHTPART']._serialized_end=1124
+  _globals['_STAGEDWEIGHTS']._serialized_start=1126
+  _globals['_STAGEDWEIGHTS']._serialized_end=1194
+  _globals['_USEWEIGHTSREQUEST']._serialized_start=1196
+  _globals['_USEWEIGHTSREQUEST']._serialized_end=1232
+  _globals['_USEWEIGHTSRESPONSE']._serialized_start=1234
+  _globals['_USEWEIGHTSRESPONSE']._serialized_end=1254
+  _globals['_SETTLEWEIGHTSREQUEST']._serialized_start=1256
+  _globals['_SETTLEWEIGHTSREQUEST']._serialized_end=1278
+  _globals['_SETTLEWEIGHTSRESPONSE']._serialized_start=1280
+  _globals['_SETTLEWEIGHTSRESPONSE']._serialized_end=1303
+  _globals['_ROLLBACKWEIGHTSREQUEST']._serialized_start=1305
+  _globals['_ROLLBACKWEIGHTSREQUEST']._serialized_end=1329
+  _globals['_ROLLBACKWEIGHTSRESPONSE']._serialized_start=1331
+  _globals['_ROLLBACKWEIGHTSRESPONSE']._serialized_end=1373
+  _globals['_SUPERVISOR']._serialized_start=1824
+  _globals['_SUPERVISOR']._serialized_end=2442
 # @@protoc_insertion_point(module_scope)

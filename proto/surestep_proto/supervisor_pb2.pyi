@@ -186,14 +186,14 @@ class WakeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WeightPart(_message.Message):
-    __slots__ = ("first", "folder", "data")
+    __slots__ = ("first", "path", "data")
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     first: bool
-    folder: str
+    path: str
     data: bytes
-    def __init__(self, first: _Optional[bool] = ..., folder: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, first: _Optional[bool] = ..., path: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StagedWeights(_message.Message):
     __slots__ = ("num_tensors", "nbytes", "digest")

@@ -41,7 +41,7 @@ class _Norm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, (len(self.weight),), self.weight, self._eps)
+        return rms_norm(x.float(), (len(self.weight),), self.weight, self._eps)
 
 
 class _Attention(nn.Module):
@@ -73,12 +73,12 @@ class _Attention(nn.Module):
         step, length = len(rows) - 1, q.shape[2]
         scale = self._dim**-0.5
         behind = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-step)
-        scores = (q @ rows[0][0].mT) * scale
+        scores = (q @ rows[0][0].mT).float() * scale
         scores = scores.masked_fill(~behind, -torch.inf)
         later = [(_shift(k, step - j), _shift(v, step - j)) for j, (k, v) in enumerate(rows) if j]
         ones = [(q * k).sum(-1, keepdim=True) * scale for k, _ in later]
         weights = torch.cat([scores, *ones], dim=-1).softmax(-1)
-        out = weights[..., :length] @ rows[0][1]
+        out = (weights[..., :length] @ rows[0][1]).float()
         for j, (_, v) in enumerate(later):
             out = out + weights[..., length + j, None] * v
         made: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
@@ -110,10 +110,10 @@ class _Layer(nn.Module):
         h, mlp = self.hidden_norm(f), self.mlp
         q, k, v = self.self_attn.heads(torch.cat((e, h), dim=-1), turn)
         rows.append((k, v))
-        residual = h + self.self_attn(q, rows)
+        residual = h + self.self_attn(q, rows).float()
         x = self.post_attention_layernorm(residual)
         made: Tensor = mlp["down_proj"](silu(mlp["gate_proj"](x)) * mlp["up_proj"](x))
-        total: Tensor = residual + made
+        total: Tensor = residual + made.float()
         return total
 
 

@@ -91,19 +91,26 @@ def _cut(conversations: Sequence[Observed], tokens: int) -> list[list[Observed]]
 def losses(head: Eagle3Head, batch: Batch, vocabularies: Vocabularies, steps: int) -> list[Tensor]:
     """Cross entropy of each draft step with the model's distribution over what can be drafted.
 
-    Tokens that cannot be drafted are left out.
+    Tokens that cannot be drafted are left out. Products of the head are in bfloat16 where that is
+    faster; sums, norms and losses are in float32.
     """
     counts = batch.counts & (vocabularies.draft_ids[batch.wanted] >= 0)
     with torch.no_grad():
         known = (batch.hidden[counts].float() @ vocabularies.lm_head.T).softmax(-1)
     each = list[Tensor]()
-    unrolled = head.unroll(batch.captured, embed(vocabularies.embedding, batch.tokens), steps)
     row = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)[counts]
-    for step, out in enumerate(unrolled):
-        there = row >= step  # a draft step has no row before it
-        logits = out[counts][there] @ vocabularies.lm_head.T
-        each.append(cross_entropy(logits, known[there]))
+    with torch.autocast(counts.device.type, torch.bfloat16, enabled=_multiplies_bfloat16()):
+        unrolled = head.unroll(batch.captured, embed(vocabularies.embedding, batch.tokens), steps)
+        for step, out in enumerate(unrolled):
+            there = row >= step  # a draft step has no row before it
+            logits = out[counts][there] @ vocabularies.lm_head.T
+            each.append(cross_entropy(logits.float(), known[there]))
     return each
+
+
+def _multiplies_bfloat16() -> bool:
+    """Return whether products of bfloat16 are faster here than those of float32."""
+    return torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
 
 
 @torch.no_grad()
@@ -138,7 +145,7 @@ def accepted(
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal (Jordan et al., 2024, "Muon"), in float32.
+    """Momentum whose matrices are made orthogonal (Jordan et al., 2024, "Muon").
 
     Updates have the size of Adam's (Liu et al., 2025, arXiv 2502.16982), so that both have one
     learning rate.
@@ -162,10 +169,11 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """The nearest matrix with equal singular values, about, by Newton-Schulz iterations."""
     x: Tensor = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / float(x.norm() + 1e-7)
+    x = x.bfloat16() if _multiplies_bfloat16() else x
     for _ in range(5):
         square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.mT if matrix.shape[0] > matrix.shape[1] else x
+    return (x.mT if matrix.shape[0] > matrix.shape[1] else x).float()
 
 
 class Plan(NamedTuple):

@@ -26,6 +26,7 @@ def run(*arguments: str | Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
+@pytest.mark.rotates(1)
 def test_neither_drafts_nor_dead_ranks_change_what_is_learnt(tmp_path: Path) -> None:
     model = tmp_path / "model"
     run(model, "--make")

@@ -130,6 +130,16 @@ def from_disk(stack: Stack, folder: Path, version: str, mode: str = "wait") -> A
     return order(stack, "/update_weights_from_disk", body)
 
 
+def from_memory(stack: Stack, folder: Path, version: str, mode: str = "wait") -> Any:
+    """As a trainer on the same machine has it."""
+    fd = os.memfd_create("trainer")
+    try:
+        os.write(fd, save(tensors_of(folder)))
+        return from_disk(stack, Path(f"/proc/{os.getpid()}/fd/{fd}"), version, mode)
+    finally:
+        os.close(fd)
+
+
 def by_wire(stack: Stack, folder: Path, version: str, mode: str = "wait") -> Any:
     """In two parts."""
     stage(stack, folder)
@@ -149,7 +159,7 @@ def finish(stack: Stack, _: Path, version: str, mode: str = "wait") -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize("update", [from_disk, by_wire])
+@pytest.mark.parametrize("update", [from_disk, from_memory, by_wire])
 def test_kept_requests_go_on_with_the_new_weights(
     trained: Stack,
     versions: Versions,

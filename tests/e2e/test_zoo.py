@@ -80,6 +80,7 @@ def lied(capsys: pytest.CaptureFixture[str], url: str, name: str, lie: Lie, *wor
         thread.join()
 
 
+@pytest.mark.rotates(1)
 def test_nothing_is_wrong_with_ours(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     told = findings(capsys, stack.url)
     assert [one["case"] for one in told.values()] == [case.name for case in CASES]

@@ -195,6 +195,34 @@ def call_format(name: str, token: TokenName) -> CallFormat:
     return FORMATS[_OLD_MISTRAL if name == "mistral" and not token("[ARGS]") else name]
 
 
+def parser_of(text: str, name: str, key: str, value: str) -> str | None:
+    """Return the parser of the format in which a text has a call with one argument."""
+    found, there = dict[str, tuple[int, bool]](), _without_space(text)
+    for parser, form in FORMATS.items():
+        begun = _begun(form, name, key, value)
+        if (plain := _without_space(begun)) in there:
+            found[parser] = len(plain), begun in text  # spaces decide where nothing else does
+    best = max(found, key=lambda each: found[each], default=None)
+    return "mistral" if best == _OLD_MISTRAL else best
+
+
+def _begun(form: CallFormat, name: str, key: str, value: str) -> str:
+    """Return a call up to its only argument."""
+    if form.arguments:
+        return form.section[0] + json.dumps({"name": name, form.arguments: {key: value}})
+    if form.parameter is None:
+        argument = json.dumps({key: value})
+    else:
+        shown = json.dumps(value) if form.keywords else value
+        argument = form.parameter[0].format(key=key, string="true") + shown
+    begin = form.begin.format(name=name, json_name=json.dumps(name)).replace(NUMBER, "0")
+    return form.section[0] + begin + argument
+
+
+def _without_space(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
 def text_without(patterns: Iterable[str], text: str = ANYTHING) -> str:
     """Return a Lark expression of texts in which none of the patterns is found."""
     return text + "".join(f" & ~/(?s:.*)({pattern(one)})(?s:.*)/" for one in patterns)

@@ -264,8 +264,7 @@ class EventLoopMetrics:
         )
         self._busy = Histogram(
             "surestep:event_loop_busy_seconds",
-            "The same, but 0 where its thread was late for longer than it computed: others had the "
-            "CPU.",
+            "The same, for as long as its thread computed: others had the CPU for the rest.",
             buckets=_STALL_S,
             registry=registry,
         )
@@ -294,7 +293,7 @@ class EventLoopMetrics:
         now = time.monotonic()
         late_s = max(0.0, now - self._due)
         self._note(late_s, now)
-        self._busy.observe(late_s if time.thread_time() - self._used >= late_s else 0.0)
+        self._busy.observe(min(late_s, time.thread_time() - self._used))
         self._look_later(loop)
 
     def _note(self, stall_s: float, now: float) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 from surestep_common.errors import InvalidRequest
 
+from surestep_gateway.text.chat_template import INSTRUCTING
+
 Message = dict[str, Any]
 
 _EFFORTS = ("low", "medium", "high")
-INSTRUCTING = ("system", "developer")
 
 
 def harmony_messages(messages: Sequence[Message]) -> list[Message]:

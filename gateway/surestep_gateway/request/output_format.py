@@ -11,6 +11,7 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_proto.sampling_pb2 import Grammar
 
 from surestep_gateway.grammars.asked import content_language
+from surestep_gateway.grammars.call_formats import parser_of
 from surestep_gateway.grammars.calls import Tools
 from surestep_gateway.grammars.config import JsonStyle
 from surestep_gateway.grammars.fields import ResponseFormat, StructuredBody
@@ -41,6 +42,9 @@ from .protocol import (
 
 logger = logging.getLogger(__name__)
 
+# Of a call that a template is to write: Kimi's shows ids of this form, Mistral's want nine letters.
+_FUNCTION, _ARGUMENT = "trial_call", ("place", "Oslo")
+_CALL_IDS = "call00000", f"functions.{_FUNCTION}:0"
 _FIXED_FORMATS = (None, "text", "json_object")  # whose grammar has nothing of the request
 
 
@@ -72,10 +76,49 @@ class ChatOutput:
 
 
 def with_output_format(settings: GatewaySettings, processor: TextProcessor) -> GatewaySettings:
-    """Return settings that name Harmony's reasoning parser if anything else asks for Harmony.
+    """Return settings with the parsers that the chat template tells, where none is named.
 
-    That is its parser of calls or, where no parser is named, the chat template. Raise
-    InvalidRequest for a tokenizer that lacks a token of the format.
+    Those are Harmony's, and the one that reads calls as the template writes them. Raise
+    InvalidRequest for a tokenizer that lacks a token of Harmony, and where the model is to call
+    tools in a format that neither tells.
+    """
+    settings = _with_harmony(settings, processor)
+    if settings.tool_call_parser is None and (parser := _parser_of_calls(processor)) is not None:
+        logger.info("the chat template shows how tools are called: --tool-call-parser %s", parser)
+        told = {"tool_call_parser": parser, "enable_auto_tool_choice": True}
+        settings = settings.model_copy(update=told)
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise InvalidRequest(
+            "--enable-auto-tool-choice needs --tool-call-parser, as the chat template shows no "
+            "format of calls that is known",
+            param="enable_auto_tool_choice",
+        )
+    return settings
+
+
+def _parser_of_calls(processor: TextProcessor) -> str | None:
+    """Return the parser of the format in which a template writes the calls of earlier answers."""
+    name, (key, value) = _FUNCTION, _ARGUMENT
+    schema = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
+    tool = {"name": name, "description": name, "parameters": schema}
+    call = {"name": name, "arguments": {key: value}}
+    for id_ in _CALL_IDS:
+        text = processor.template.with_call(
+            {"type": "function", "function": tool},
+            {"type": "function", "id": id_, "function": call},
+        )
+        text = text.replace(
+            f"[CALL_ID]{id_}", ""
+        )  # between name and arguments in some of Mistral's
+        if (parser := parser_of(text, name, key, value)) is not None:
+            return parser
+    return None
+
+
+def _with_harmony(settings: GatewaySettings, processor: TextProcessor) -> GatewaySettings:
+    """Return settings that name Harmony's parsers if anything asks for Harmony.
+
+    That is one of them or, where no parser is named, the chat template.
     """
     given = settings.reasoning_parser, settings.tool_call_parser
     asked = given[0] == HARMONY_REASONING or given[1] == HARMONY_CALLS
@@ -89,7 +132,10 @@ def with_output_format(settings: GatewaySettings, processor: TextProcessor) -> G
         if any(given) or lacking or not processor.template.writes_harmony(tools=False):
             return settings
         logger.info("the chat template is gpt-oss's: --reasoning-parser %s", HARMONY_REASONING)
-    return settings.model_copy(update={"reasoning_parser": HARMONY_REASONING})
+    told: dict[str, Any] = {"reasoning_parser": HARMONY_REASONING}
+    if given[1] is None:
+        told |= {"tool_call_parser": HARMONY_CALLS, "enable_auto_tool_choice": True}
+    return settings.model_copy(update=told)
 
 
 def ending_ids(settings: GatewaySettings, tokenizer: Tokenizer) -> set[int]:

@@ -14,7 +14,6 @@ from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from surestep_gateway.request.harmony_history import (
-    INSTRUCTING,
     check_effort,
     harmony_messages,
     harmony_tools,
@@ -28,7 +27,7 @@ from surestep_gateway.request.protocol import (
     ToolCall,
 )
 from surestep_gateway.settings.api_settings import ApiSettings
-from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.chat_template import INSTRUCTING, ChatTemplate
 from surestep_gateway.text.process_limits import template_limits
 from surestep_gateway.text.service import TextProcessor
 from surestep_gateway.text.special_tokens import TRUSTED_ROLES, Hidden
@@ -46,6 +45,7 @@ _TEXT_PARTS = {  # types of parts, and where their text is; the last two are tho
     "output_text": "text",
 }
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # of earlier answers
+_INSTRUCTED = ("system", "user")
 # Orders of messages that some templates refuse, or lose.
 _LATE = ("system", "system", "user", "assistant", "system", "user")
 _NEIGHBOURS = ("user", "user", "assistant", "user")
@@ -129,10 +129,11 @@ def _messages(
     if processor.settings.tool_call_parser == KIMI_CALLS:
         name_calls(messages)
     if _takes_parts(processor, body, with_tools=with_tools):
-        takes_text = template.takes_text(tools=with_tools, source=source)
+        with _limits(processor):
+            needed = template.roles_in_parts(tools=with_tools, source=source)
         for index, message in enumerate(messages):
-            # Of results GLM's templates take lists for something else.
-            if message["role"] != "tool" or not takes_text:
+            role = "user" if message["role"] == "tool" else message["role"]
+            if role in needed or _is_in_parts(processor.settings, body.messages[index]):
                 message["content"] = _parts(body.messages[index], index, results[index])
     elif harmony:
         messages = harmony_messages(messages)
@@ -167,6 +168,18 @@ def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: 
     if wanted != "auto":
         return wanted == "openai"
     return processor.template.takes_parts(tools=with_tools, source=body.chat_template)
+
+
+def _is_in_parts(settings: ApiSettings, message: ChatMessage) -> bool:
+    """Return whether a template that reads texts, too, is given parts of a message.
+
+    They are as the client sent them where the template joins them. It may not look for any beside
+    calls, as Kimi's, in results, as GLM's, or in instructions, as Gemma's.
+    """
+    if message.role == "tool" or message.tool_calls:
+        return False
+    asked = settings.chat_template_content_format == "openai"
+    return asked or (message.role not in INSTRUCTING and isinstance(message.content, list))
 
 
 def _parts(message: ChatMessage, index: int, of_result: bool) -> str | list[dict[str, Any]]:
@@ -331,19 +344,26 @@ def with_known_roles(
     """Return messages whose instructions the template reads.
 
     `developer` is `system` to a template without that role. Where it wants one system message, at
-    the beginning, all of them become that one. Where roles must alternate, neighbouring messages
-    of the user become one.
+    the beginning, all of them become that one; where it wants none, or loses it, they begin the
+    first message of the user. Where roles must alternate, neighbouring messages of the user become
+    one.
     """
-    known = template.knows_developer(tools=tools, source=source)
-    named = [
-        message | {"role": "system"} if message["role"] == "developer" and not known else message
-        for message in messages
-    ]
-    if any(message["role"] == "system" for message in named[1:]) and not template.reads(
-        _LATE, tools=tools, source=source
+    named = [*messages]
+    if any(message["role"] == "developer" for message in messages) and not (
+        template.knows_developer(tools=tools, source=source)
     ):
-        instructions = [message for message in named if message["role"] == "system"]
-        others = [message for message in named if message["role"] != "system"]
+        renamed = {"role": "system"}
+        named = [one | renamed if one["role"] == "developer" else one for one in messages]
+    instructions = [message for message in named if message["role"] == "system"]
+    others = [message for message in named if message["role"] != "system"]
+    asked = next((n for n, message in enumerate(others) if message["role"] == "user"), None)
+    if not instructions:
+        pass
+    elif asked is not None and not template.reads(_INSTRUCTED, tools=tools, source=source):
+        begun = _joined([*instructions, others[asked]])
+        others[asked] = others[asked] | {"content": begun["content"]}
+        named = others
+    elif named[0] is not instructions[-1] and not template.reads(_LATE, tools=tools, source=source):
         named = [_joined(instructions), *others]
     runs = [(role, list(run)) for role, run in groupby(named, key=lambda one: one["role"])]
     if any(role == "user" and len(run) > 1 for role, run in runs) and not template.reads(

@@ -144,10 +144,14 @@ class GatewaySettings(
         None, description=f"sets reasoning apart in chats: {_choices(REASONING_PARSERS)}"
     )
     tool_call_parser: Annotated[str, AfterValidator(_known(TOOL_PARSERS))] | None = Field(
-        None, description=f"format the model calls tools in: {_choices(TOOL_PARSERS)}"
+        None,
+        description="format the model calls tools in, if not as the chat template shows it: "
+        f"{_choices(TOOL_PARSERS)}",
     )
     enable_auto_tool_choice: bool = Field(
-        False, description="let the model call the tools of a chat; needs --tool-call-parser"
+        False,
+        description="let the model call the tools of a chat; on where no --tool-call-parser is "
+        "given and the chat template shows one",
     )
     allow_special_tokens_in_content: bool = Field(
         False, description="read special tokens as such also in messages of users and tools"
@@ -173,9 +177,7 @@ class GatewaySettings(
         return given
 
     @model_validator(mode="after")
-    def _calls_need_a_parser(self) -> Self:
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+    def _harmony_is_one_format(self) -> Self:
         given = self.reasoning_parser, self.tool_call_parser
         harmony = self.reasoning_parser == HARMONY_REASONING, self.tool_call_parser == HARMONY_CALLS
         if None not in given and any(harmony) and not all(harmony):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -22,11 +23,12 @@ from .process_limits import NeedsProcess, TurnLimit
 # Private use characters mean nothing to templates. The space shows whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
 _HARMONY_MARK = "<|channel|>"
-_TESTS_FOR_TEXT = re.compile(r"content['\"]?\]? is string")
 _ASKS_FOR_NONE = re.compile(r"content['\"]?\]? is none")
 _TRIAL_TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 ]
+_PLAIN = ("user", "assistant", "user")
+INSTRUCTING = "system", "developer"  # roles
 _MAX_CHARS = 1 << 17  # of a model's template; published ones have up to 30,000
 _MAX_BITS, _MAX_LENGTH = 1 << 12, 1 << 27  # of a power, of a product
 _TRIAL_S = 1.0  # of computing
@@ -50,7 +52,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._default = self._compile(source) if source is not None else None
         self._with_tools = self._compile(tool_source) if tool_source is not None else self._default
-        self._tried = dict[tuple[bool, tuple[str, ...]], bool]()  # what it reads, with tools or not
+        # What it reads: roles in this order, with tools or not, and some of them in parts.
+        self._tried = dict[tuple[tuple[str, ...], bool, frozenset[str]], bool]()
         self._parts = [self._goes_through_parts(each) for each in (source, tool_source or source)]
 
     @classmethod
@@ -92,17 +95,32 @@ class ChatTemplate:
         """
         return self._parts[tools] if source is None else self._goes_through_parts(source)
 
-    def takes_text(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template asks if a content is text, so that text is always taken."""
-        return bool(_TESTS_FOR_TEXT.search(self._chosen(tools=tools, source=source)))
+    def roles_in_parts(self, *, tools: bool, source: str | None = None) -> frozenset[str]:
+        """Return the roles whose contents a template reads in parts, and loses as texts."""
+
+        def reads(roles: tuple[str, ...], in_parts: frozenset[str]) -> bool:
+            return self._reads(roles, tools=tools, source=source, in_parts=in_parts)
+
+        if not self.takes_parts(tools=tools, source=source):
+            return frozenset()
+        if not reads(_PLAIN, frozenset()):
+            return frozenset({*INSTRUCTING, *_PLAIN})
+        needed = frozenset[str]()
+        for role in INSTRUCTING:  # a developer that is not known becomes a system
+            roles, alone = (role, "user"), frozenset({role})
+            if not reads(roles, frozenset()) and (needed or reads(roles, alone)):
+                needed |= alone
+        return needed
 
     def writes_harmony(self, *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template writes the format of gpt-oss."""
         return _HARMONY_MARK in self._chosen(tools=tools, source=source)
 
     def knows_developer(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template has a place for the role `developer`."""
-        return "developer" in self._chosen(tools=tools, source=source)
+        """Return whether a template names the role `developer`, and reads what it says."""
+        return "developer" in self._chosen(tools=tools, source=source) and self.reads(
+            ("developer", "user"), tools=tools, source=source
+        )
 
     @cached_property
     def writes_pairs(self) -> bool:
@@ -112,22 +130,46 @@ class ChatTemplate:
 
     def reads(self, roles: tuple[str, ...], *, tools: bool, source: str | None = None) -> bool:
         """Return whether a template takes messages of these roles in this order, and all texts."""
-        if source is not None:
-            return self._renders_all(roles, tools, source)
-        if (tools, roles) not in self._tried:
-            self._tried[tools, roles] = self._renders_all(roles, tools, None)
-        return self._tried[tools, roles]
+        in_parts = self.roles_in_parts(tools=tools, source=source)
+        return self._reads(roles, tools=tools, source=source, in_parts=in_parts)
 
-    def _renders_all(self, roles: tuple[str, ...], tools: bool, source: str | None) -> bool:
-        trial = [{"role": role, "content": f"{role}{n}"} for n, role in enumerate(roles)]
-        if self.takes_parts(tools=tools, source=source):
-            for one in trial:
-                one["content"] = [{"type": "text", "text": one["content"]}]  # type: ignore[assignment]
+    def _reads(
+        self, roles: tuple[str, ...], *, tools: bool, source: str | None, in_parts: frozenset[str]
+    ) -> bool:
+        if source is not None:
+            return self._renders_all(roles, tools, source, in_parts)
+        key = roles, tools, in_parts
+        if key not in self._tried:
+            self._tried[key] = self._renders_all(roles, tools, None, in_parts)
+        return self._tried[key]
+
+    def _renders_all(
+        self, roles: tuple[str, ...], tools: bool, source: str | None, in_parts: frozenset[str]
+    ) -> bool:
+        trial = [
+            {"role": role, "content": _trial_content(f"{role}{n}", parts=role in in_parts)}
+            for n, role in enumerate(roles)
+        ]
         try:
             text = self.render(trial, tools=_TRIAL_TOOLS if tools else None, source=source)
         except InvalidRequest:
             return False
         return all(f"{role}{n}" in text for n, role in enumerate(roles))
+
+    def with_call(self, tool: Mapping[str, Any], call: Mapping[str, Any]) -> str:
+        """Return a chat in which a tool was called; empty if the template refuses it."""
+        with contextlib.suppress(InvalidRequest, NeedsProcess), TurnLimit(_TRIAL_S):
+            parts = "user" in self.roles_in_parts(tools=True)
+            question, result = (
+                _trial_content(each, parts=parts) for each in ("question", "result")
+            )
+            chat: list[dict[str, Any]] = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": result},
+            ]
+            return self.render(chat, tools=[tool])
+        return ""
 
     def _chosen(self, *, tools: bool, source: str | None) -> str:
         return source or (tools and self.definition[2]) or self.definition[0] or ""
@@ -171,19 +213,32 @@ class ChatTemplate:
                 f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
             )
         asks_for_none = _ASKS_FOR_NONE.search(self._chosen(tools=bool(tools), source=source))
-        chat = [_shown(message, none=asks_for_none is not None) for message in messages]
-        if continue_final_message:
-            _mark_end(chat)
+
+        def filled(*, none: bool) -> str:
+            chat = [_shown(message, none=none) for message in messages]
+            if continue_final_message:
+                _mark_end(chat)
+            try:
+                return template.render(
+                    {**self._special_tokens, **(variables or {})},
+                    messages=chat,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                )
+            except Exception as error:  # templates fail in any way a program can
+                raise _complaint(error, "messages") from error
+
         try:
-            text = template.render(
-                {**self._special_tokens, **(variables or {})},
-                messages=chat,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except Exception as error:  # templates fail in any way a program can
-            raise _complaint(error, "messages") from error
+            text = filled(none=asks_for_none is not None)
+        except InvalidRequest:
+            if asks_for_none is None:
+                raise
+            text = filled(none=False)  # some ask and then take it for a list, as Ministral-3's
         return _cut_at_mark(text) if continue_final_message else text
+
+
+def _trial_content(text: str, *, parts: bool) -> Any:
+    return [{"type": "text", "text": text}] if parts else text
 
 
 class _Arguments(dict[str, Any]):

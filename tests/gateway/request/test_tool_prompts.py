@@ -104,6 +104,25 @@ async def test_kimi_is_shown_the_names_of_functions_in_ids(
     assert prompt_of(stack, thinking) == f"{shown} {last};"
 
 
+# Text and parts elsewhere, and only text beside calls.
+PLAIN_BESIDE_CALLS = (
+    "{% for m in messages %}{% if m.tool_calls %}{{ m.content }}{% for call in m.tool_calls %}"
+    "({{ call.function.name }}){% endfor %}{% elif m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("said", ["so", [{"type": "text", "text": "so"}]])
+async def test_text_beside_calls_stays_text(
+    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer, said: Any
+) -> None:
+    stack = await start_stack(model=thinking_model, chat_template=PLAIN_BESIDE_CALLS)
+    call = {"id": "c1", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [*USER, {"role": "assistant", "content": said, "tool_calls": [call]}]
+    await stack.chat(messages=messages, max_tokens=1)
+    assert prompt_of(stack, thinking) == "hello;so(weather);"
+
+
 async def test_tools_that_must_not_be_called(stack: Stack, thinking: Tokenizer) -> None:
     script(stack, thinking, "</think>" + FORMATS["hermes"])
     choice = (await stack.chat(**ASK, tool_choice="none", skip_special_tokens=False)).json()

@@ -59,8 +59,3 @@ def test_parsers_of_one_format_go_together(reasoning: str, calls: str) -> None:
         settings(reasoning_parser=reasoning, tool_call_parser=calls)
     assert settings(reasoning_parser="openai_gptoss", tool_call_parser="openai")
     assert settings(reasoning_parser=reasoning) != settings(tool_call_parser=calls)
-
-
-def test_tool_choice_needs_a_parser() -> None:
-    with pytest.raises(ValidationError, match="needs --tool-call-parser"):
-        settings(enable_auto_tool_choice=True)

@@ -80,13 +80,37 @@ def test_calls_are_objects_and_text() -> None:
     assert ChatTemplate(JOINED, {}).render(said) == "so;"
 
 
-def test_templates_that_take_text_beside_parts() -> None:
-    loop = "{% for part in m.content %}{{ part.text }}{% endfor %}"
-    assert not ChatTemplate(loop, {}).takes_text(tools=False)
-    both = f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{loop}{{% endif %}}"
-    assert ChatTemplate(both, {}).takes_text(tools=False)
-    assert ChatTemplate(loop, {}, tool_source=both).takes_text(tools=True)
-    assert ChatTemplate(loop, {}).takes_text(tools=True, source=both)
+def test_templates_that_ask_for_no_content_and_cannot_take_it() -> None:
+    """As Ministral-3's: an empty text is none to it, and what is not a text has a length."""
+    source = (
+        "{% for m in messages %}{% if (m.content is none or m.content == '') and not m.tool_calls %}"
+        "{{ raise_exception('empty') }}{% endif %}{% if m.content is string %}{{ m.content }}"
+        "{% elif m.content | length > 0 %}{{ m.content[0].text }}{% endif %}"
+        "{% for call in m.tool_calls or [] %}({{ call.function.name }}){% endfor %};{% endfor %}"
+    )
+    calls = [{"function": {"name": "weather", "arguments": {}}}]
+    template = ChatTemplate(source, {})
+    chat: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert template.render(chat) == "hi;(weather);"
+    with pytest.raises(InvalidRequest, match="empty"):
+        template.render([USER, {"role": "assistant", "content": ""}])
+
+
+def test_roles_whose_contents_are_lists_of_parts() -> None:
+    """Some templates read both forms, and some another one in instructions."""
+    each, part = "{% for m in messages %}", "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    text = "{{ m.content }}"
+    loop = f"{each}{part}{{% endfor %}}"
+    both = (
+        f"{each}{{% if m.content is string %}}{text}{{% else %}}{part}{{% endif %}}{{% endfor %}}"
+    )
+    listed = both.replace("m.content is string", "m.content is string and m.role != 'system'")
+    every = {"system", "developer", "user", "assistant"}
+    assert ChatTemplate(loop, {}).roles_in_parts(tools=False) == every
+    assert not ChatTemplate(both, {}).roles_in_parts(tools=False)
+    assert ChatTemplate(listed, {}).roles_in_parts(tools=False) == {"system"}
+    assert not ChatTemplate(loop, {}, tool_source=both).roles_in_parts(tools=True)
+    assert ChatTemplate(both, {}).roles_in_parts(tools=True, source=loop) == every
 
 
 def test_templates_are_sandboxed() -> None:

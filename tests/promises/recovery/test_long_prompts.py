@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.faults.run import client_of, run
+from support.faults.server import PACED
 from support.faults.streams import KINDS, STREAMS, Answer, Ask, Tally, ask, differences, stream
 from support.processes.stack import Stack, serve
 
@@ -38,7 +39,7 @@ def server(
     speculation, ranks = request.param
     drafts = "--speculative-config", speculation, "--no-adaptive-draft-length"
     several = "--tensor-parallel-size", f"{ranks}"
-    with serve(model, folder / "logs", *FLAGS, *drafts, *several) as running:
+    with serve(model, folder / "logs", *FLAGS, *drafts, *several, variables=PACED) as running:
         yield running
 
 
@@ -60,6 +61,7 @@ async def killed(stack: Stack, pid: int, asks: list[Ask]) -> list[Answer]:
     return answers
 
 
+@pytest.mark.rotates(1)
 def test_a_kill_costs_no_prompt(server: Stack, asks: list[Ask]) -> None:
     quiet = asyncio.run(run(server.url, asks))
     pid = server.scheduler()["ranks"][0]["pid"]

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from support.checkpoints.published import published_tokenizer
+from support.checkpoints.published import published_template, published_tokenizer
 from surestep_gateway.request.prepare import draft_chat
 from surestep_gateway.settings.config import GatewaySettings
 from surestep_gateway.text.service import Kind, TextProcessor
@@ -31,6 +31,12 @@ TEMPLATES = {
     "deepseek_v3": ("deepseek_v3", None),
     "llama3_1": ("llama3_1", None),
     "gemma3": ("gemma3", None),
+}
+WITHOUT_SYSTEM = {  # it is lost, refused, and read in parts only
+    "phi3": ("qwen3", "phi3:14b"),
+    "gemma2": ("qwen3", "gemma2:2b"),
+    "mistral": ("qwen3", "mistral:7b-instruct-fp16"),
+    "gemma3_in_gguf": ("qwen3", "gemma3:1b"),
 }
 
 
@@ -57,10 +63,12 @@ class Reader:
 
 def make_reader(name: str, folder: Path) -> Reader:
     """The reader of a template; `folder` takes its files."""
-    published, template = TEMPLATES[name]
+    published, template = (TEMPLATES | WITHOUT_SYSTEM)[name]
     source = published_tokenizer(published)
     config = json.loads((source / "tokenizer_config.json").read_text())
-    config |= {} if template is None else {"chat_template": template}
+    if template is not None:
+        is_name = "{" not in template
+        config["chat_template"] = published_template(template) if is_name else template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     shutil.copy(source / "tokenizer.json", folder)
     return Reader(folder)

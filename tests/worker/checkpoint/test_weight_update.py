@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_what_is_no_safetensors_file_is_refused(held: HeldWeights, data: bytes) 
 def test_another_folder_of_the_same_shape(folder: Path, held: HeldWeights, tmp_path: Path) -> None:
     other = make_tiny_checkpoint(tmp_path / "other", "llama", seed=8)
     updates = WeightUpdates(held, AS_IT_IS)
-    staged = updates.stage_folder(other)
+    staged = updates.stage(other)
     assert staged.digest == fingerprint_of(other)
     assert staged.num_tensors == len(read_entries(other))
     updates.use("v1")
@@ -139,20 +140,38 @@ def test_another_folder_of_the_same_shape(folder: Path, held: HeldWeights, tmp_p
     assert held.source.version == "v1"  # a folder needs no memory
 
 
+def test_a_file_of_a_trainer_beside_it(folder: Path, held: HeldWeights, tmp_path: Path) -> None:
+    """It lies in shared memory, and is the trainer's again as soon as it was taken."""
+    updates, wanted = WeightUpdates(held, AS_IT_IS), tensors_of(folder)
+    name, tensor = sorted(wanted.items())[0]
+    new = {name: torch.full_like(tensor, 3.0)}
+    theirs = as_file(new)
+    path = Path(f"/proc/{os.getpid()}/fd/{theirs}")
+    assert updates.stage(path).digest == sha256(path.read_bytes()).hexdigest()
+    os.pwrite(theirs, bytes(64), os.fstat(theirs).st_size - 64)  # the next one is being written
+    updates.use("v1")
+    assert read(held) == bytes_of(wanted | new)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for other in (pipe, tmp_path / "nothing", Path("/dev/zero")):
+        with pytest.raises(InvalidRequest, match=str(other)):
+            updates.stage(other)
+
+
 def test_folders_of_other_models_are_refused(
     folder: Path, held: HeldWeights, tmp_path: Path
 ) -> None:
     updates = WeightUpdates(held, AS_IT_IS)
     with pytest.raises(InvalidRequest, match="no absolute path"):
-        updates.stage_folder(Path("tiny"))
+        updates.stage(Path("tiny"))
     with pytest.raises(InvalidRequest):
-        updates.stage_folder(tmp_path)
+        updates.stage(tmp_path)
     stranger = make_tiny_checkpoint(tmp_path / "qwen", "qwen2", seed=7)
     endless = make_tiny_checkpoint(tmp_path / "endless", "llama", seed=7)
     (endless / "generation_config.json").unlink()
     for other in (stranger, endless):
         with pytest.raises(InvalidRequest, match=r"another config\.json"):
-            updates.stage_folder(other)
+            updates.stage(other)
 
 
 def test_a_part_needs_the_folder_that_the_rest_is_from(

@@ -17,6 +17,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.gguf import weights_of
 
 from surestep_worker.host import shared_memory as memory
+from surestep_worker.host.host_memory import free_memory
 
 from .held_weights import HeldWeights, Source
 from .model_folder import (
@@ -31,6 +32,7 @@ from .model_folder import (
 from .safetensors_header import Entry, read_header
 
 _LENGTH_BYTES = 8
+_PIECE_BYTES = 1 << 30
 
 
 class _Layout(NamedTuple):
@@ -75,11 +77,17 @@ class WeightUpdates:
             os.close(fd)
         self._folder, self._parts, self._digest = None, [], hashlib.sha256()
 
-    def stage_folder(self, folder: Path) -> Staged:
-        """Take the weights of a folder. Raises InvalidRequest unless they are like those before."""
+    def stage(self, path: Path) -> Staged:
+        """Take the weights of a folder, or the tensors of a safetensors file in place of theirs.
+
+        Raises InvalidRequest unless they are like those before.
+        """
         self.begin()
-        if not folder.is_absolute():
-            raise InvalidRequest(f"'{folder}' is no absolute path", param="model_path")
+        if not path.is_absolute():
+            raise InvalidRequest(f"'{path}' is no absolute path", param="model_path")
+        return self._stage_folder(path) if path.is_dir() else self.add(_copy_of(path))
+
+    def _stage_folder(self, folder: Path) -> Staged:
         layout, found = self._known(), _Layout.of(folder, self._replaced)
         if found.config != layout.config:
             message = f"{folder} has another config.json, generation_config.json or tokenizer"
@@ -204,6 +212,28 @@ def _digest_of(fd: int, digest: hashlib._Hash) -> None:
     with open(_path(fd), "rb") as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
+
+
+def check_room(nbytes: int) -> None:
+    """Raise InvalidRequest unless there is memory for so much of an update."""
+    left = free_memory()
+    if nbytes > left.nbytes:
+        raise InvalidRequest(f"no room for these weights: {left}", param="weights")
+
+
+def _copy_of(path: Path) -> int:
+    """Return a copy of a safetensors file, in shared memory that its writer cannot change."""
+    read_header(path)  # whose errors name the file
+    fd = memory.create("surestep-update")
+    try:
+        with open(path, "rb") as file:
+            check_room(os.fstat(file.fileno()).st_size)
+            while os.sendfile(fd, file.fileno(), None, _PIECE_BYTES):
+                pass
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _write(entries: Mapping[str, Entry]) -> int:

@@ -10,9 +10,8 @@ from pathlib import Path
 from surestep_common.errors import InvalidRequest
 from surestep_proto import supervisor_pb2 as pb
 
-from surestep_worker.checkpoint.weight_update import Staged, WeightUpdates
+from surestep_worker.checkpoint.weight_update import Staged, WeightUpdates, check_room
 from surestep_worker.host import shared_memory as memory
-from surestep_worker.host.host_memory import free_memory
 
 
 async def receive(updates: WeightUpdates, parts: AsyncIterator[pb.WeightPart]) -> pb.StagedWeights:
@@ -20,8 +19,8 @@ async def receive(updates: WeightUpdates, parts: AsyncIterator[pb.WeightPart]) -
     fd = memory.create("surestep-update")
     try:
         first = await anext(aiter(parts))
-        if first.folder:
-            return _told(await asyncio.to_thread(updates.stage_folder, Path(first.folder)))
+        if first.path:
+            return _told(await asyncio.to_thread(updates.stage, Path(first.path)))
         await _write(fd, first)
         async for part in parts:
             await _write(fd, part)
@@ -35,9 +34,7 @@ async def receive(updates: WeightUpdates, parts: AsyncIterator[pb.WeightPart]) -
 
 
 async def _write(fd: int, part: pb.WeightPart) -> None:
-    left = free_memory()
-    if len(part.data) > left.nbytes:
-        raise InvalidRequest(f"no room for these weights: {left}", param="weights")
+    check_room(len(part.data))
     rest = memoryview(part.data)
     while rest:
         rest = rest[os.write(fd, rest) :]

@@ -60,7 +60,7 @@ class FinishBody(Body):
 
 
 _FROM_DISK = Description(
-    summary="Serve the weights in a folder that all workers see.",
+    summary="Serve the weights in a folder, or a safetensors file, that all workers see.",
     bodies=(DiskBody,),
     errors=_ERRORS,
 )
@@ -132,7 +132,7 @@ class WeightRoutes:
         one_of(MODES, "mode", mode)
 
         async def parts() -> AsyncIterator[WeightPart]:
-            yield WeightPart(first=True, folder=body.model_path)
+            yield WeightPart(first=True, path=body.model_path)
 
         async with self._turn:
             staged = await _stage(self._administrators.of_one_model(request), parts())
