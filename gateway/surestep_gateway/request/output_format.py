@@ -107,9 +107,8 @@ def _parser_of_calls(processor: TextProcessor) -> str | None:
             {"type": "function", "function": tool},
             {"type": "function", "id": id_, "function": call},
         )
-        text = text.replace(
-            f"[CALL_ID]{id_}", ""
-        )  # between name and arguments in some of Mistral's
+        # Some of Mistral's have the id between name and arguments.
+        text = text.replace(f"[CALL_ID]{id_}", "")
         if (parser := parser_of(text, name, key, value)) is not None:
             return parser
     return None

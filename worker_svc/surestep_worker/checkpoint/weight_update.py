@@ -32,7 +32,6 @@ from .model_folder import (
 from .safetensors_header import Entry, read_header
 
 _LENGTH_BYTES = 8
-_PIECE_BYTES = 1 << 30
 
 
 class _Layout(NamedTuple):
@@ -227,9 +226,10 @@ def _copy_of(path: Path) -> int:
     fd = memory.create("surestep-update")
     try:
         with open(path, "rb") as file:
-            check_room(os.fstat(file.fileno()).st_size)
-            while os.sendfile(fd, file.fileno(), None, _PIECE_BYTES):
-                pass
+            left = os.fstat(file.fileno()).st_size
+            check_room(left)
+            while left and (sent := os.sendfile(fd, file.fileno(), None, left)):
+                left -= sent
     except BaseException:
         os.close(fd)
         raise
