@@ -99,7 +99,8 @@ def losses(head: Eagle3Head, batch: Batch, vocabularies: Vocabularies, steps: in
         known = (batch.hidden[counts].float() @ vocabularies.lm_head.T).softmax(-1)
     each = list[Tensor]()
     row = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)[counts]
-    with torch.autocast(counts.device.type, torch.bfloat16, enabled=_multiplies_bfloat16()):
+    narrow = _multiplies_bfloat16(counts.device)
+    with torch.autocast(counts.device.type, torch.bfloat16, enabled=narrow):
         unrolled = head.unroll(batch.captured, embed(vocabularies.embedding, batch.tokens), steps)
         for step, out in enumerate(unrolled):
             there = row >= step  # a draft step has no row before it
@@ -108,9 +109,9 @@ def losses(head: Eagle3Head, batch: Batch, vocabularies: Vocabularies, steps: in
     return each
 
 
-def _multiplies_bfloat16() -> bool:
-    """Return whether products of bfloat16 are faster here than those of float32."""
-    return torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether products of bfloat16 are faster on a device than those of float32."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 @torch.no_grad()
@@ -169,7 +170,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """The nearest matrix with equal singular values, about, by Newton-Schulz iterations."""
     x: Tensor = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / float(x.norm() + 1e-7)
-    x = x.bfloat16() if _multiplies_bfloat16() else x
+    x = x.bfloat16() if _multiplies_bfloat16(x.device) else x
     for _ in range(5):
         square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
