@@ -22,6 +22,7 @@ from surestep_common.errors import InvalidRequest
 Probe = Callable[[], Awaitable[bool]]
 
 _POLL_S = 0.05
+_SOONEST_S = 1.0  # in which no server starts
 _PROBE_TIMEOUT_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
@@ -83,9 +84,6 @@ def cpu_seconds(pid: int) -> dict[str, float]:
                 for name, cpu_s in cpu_seconds(int(child)).items():
                     seconds[name] = seconds.get(name, 0.0) + cpu_s
     return seconds
-
-
-_SOONEST_S = 1.0  # in which no server starts
 
 
 @contextlib.asynccontextmanager

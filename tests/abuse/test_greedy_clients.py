@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,8 +98,8 @@ async def test_a_short_prompt_of_another_client_is_served_at_once(
             while await metric(client, "vllm:num_requests_waiting") < QUEUE // 4:
                 await asyncio.sleep(0.05)
             waits = [await steps_of(client, number) for number in range(5)]
-            # The gateway is busy with so many clients at times, the scheduler lets none wait.
-            assert statistics.median(waits) < STEPS, waits
+            # The gateway may still have been busy with the first calls of so many clients.
+            assert max(waits[1:]) < STEPS, waits
             assert await metric(client, "surestep:tenants") == 1
             for one in greedy:
                 one.cancel()
