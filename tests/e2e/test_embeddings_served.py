@@ -29,7 +29,7 @@ TEXTS = [f"text {i} " + "the quick brown fox jumps " * i for i in range(12)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As Qwen3-Embedding: named a model that writes text, saved without its head."""
+    """A checkpoint like Qwen3-Embedding: named a model that writes text, saved without its head."""
     return make_tiny_embedder(tmp_path_factory.mktemp("embedder") / "tiny", mean=True)
 
 
@@ -94,7 +94,7 @@ def test_a_killed_process_costs_no_vector(embedder: Stack, victim: str) -> None:
     killed = threading.Event()
 
     def ask() -> None:
-        """One request after the other, so that some are open when the process dies."""
+        """Send request after request, so that some are open when the process dies."""
         while True:
             is_last = killed.is_set()
             assert np.array_equal(embed(embedder, TEXTS * 10), np.tile(before, (10, 1)))

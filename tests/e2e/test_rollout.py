@@ -17,7 +17,7 @@ UPDATES = 6
 
 
 def run(*arguments: str | Path) -> list[dict[str, Any]]:
-    """What each update told."""
+    """Return the lines of JSON, one for each update."""
     command = [sys.executable, EXAMPLE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr

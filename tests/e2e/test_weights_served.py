@@ -131,7 +131,7 @@ def from_disk(stack: Stack, folder: Path, version: str, mode: str = "wait") -> A
 
 
 def from_memory(stack: Stack, folder: Path, version: str, mode: str = "wait") -> Any:
-    """As a trainer on the same machine has it."""
+    """Load the file that a trainer on the same machine keeps in memory."""
     fd = os.memfd_create("trainer")
     try:
         os.write(fd, save(tensors_of(folder)))

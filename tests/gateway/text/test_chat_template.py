@@ -81,7 +81,7 @@ def test_calls_are_objects_and_text() -> None:
 
 
 def test_templates_that_ask_for_no_content_and_cannot_take_it() -> None:
-    """As Ministral-3's: an empty text is none to it, and what is not a text has a length."""
+    """Templates like Ministral-3's: empty text is none to them, and what is no text has a length."""
     source = (
         "{% for m in messages %}{% if (m.content is none or m.content == '') and not m.tool_calls %}"
         "{{ raise_exception('empty') }}{% endif %}{% if m.content is string %}{{ m.content }}"

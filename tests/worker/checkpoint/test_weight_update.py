@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def held(folder: Path) -> HeldWeights:
-    """What a supervisor holds behind its first rank."""
+    """Weights that a supervisor holds behind its first rank."""
     held = HeldWeights(folder)
     memory.seal(held.fds.model)
     held.ready(fingerprint_of(folder))
