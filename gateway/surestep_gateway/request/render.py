@@ -87,11 +87,12 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     processor.only_apart(not all(isinstance(value, str | bool | None) for value in given))
     variables = _variables(processor.settings, body)
     tools = _tools(processor.settings, body)
-    harmony = processor.template.writes_harmony(tools=bool(tools), source=body.chat_template)
+    template = _template(processor, body)
+    harmony = template.writes_harmony(tools=bool(tools))
     if harmony:
         check_effort(variables.get("reasoning_effort"))
         tools = harmony_tools(tools)
-    messages = _messages(processor, body, harmony=harmony, with_tools=tools is not None)
+    messages = _messages(processor, body, template, with_tools=tools is not None)
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
     messages.append({"role": "tools", "content": tools})
     hidden, special = None, processor.tokenizer.special
@@ -106,31 +107,39 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     if documents is not None:
         variables["documents"] = documents
     with _limits(processor):
-        text = processor.template.render(
+        text = template.render(
             messages,
             add_generation_prompt=body.add_generation_prompt is not False and not go_on,
             continue_final_message=go_on,
             tools=tools,
             variables=variables,
-            source=body.chat_template,
         )
     if hidden is None:
         return RenderedChat(text, text, None)
     return RenderedChat(hidden.shown(text), text, hidden)
 
 
+def _template(processor: TextProcessor, body: TemplateFields) -> ChatTemplate:
+    """Return the model's template, or the request's own, which is compiled once."""
+    if body.chat_template is None:
+        return processor.template
+    with _limits(processor):
+        return processor.template.replaced_by(body.chat_template)
+
+
 def _messages(
-    processor: TextProcessor, body: TemplateFields, *, harmony: bool, with_tools: bool
+    processor: TextProcessor, body: TemplateFields, template: ChatTemplate, *, with_tools: bool
 ) -> list[dict[str, Any]]:
     """Return the messages in the form that the template expects."""
-    template, source = processor.template, body.chat_template
+    harmony = template.writes_harmony(tools=with_tools)
     results = of_results(message.role for message in body.messages)
     messages = [_template_message(body, *numbered) for numbered in enumerate(results)]
     if processor.settings.tool_call_parser == KIMI_CALLS:
         name_calls(messages)
-    if _takes_parts(processor, body, with_tools=with_tools):
+    wanted = processor.settings.chat_template_content_format
+    if wanted == "openai" or (wanted == "auto" and template.takes_parts(tools=with_tools)):
         with _limits(processor):
-            needed = template.roles_in_parts(tools=with_tools, source=source)
+            needed = template.roles_in_parts(tools=with_tools)
         for index, message in enumerate(messages):
             role = "user" if message["role"] == "tool" else message["role"]
             if role in needed or _is_in_parts(processor.settings, body.messages[index]):
@@ -141,7 +150,7 @@ def _messages(
     if harmony or (body.continue_final_message and messages[-1]["role"] in INSTRUCTING):
         return messages
     with _limits(processor):  # the template is tried, a request's too
-        return with_known_roles(messages, template, tools=with_tools, source=source)
+        return with_known_roles(messages, template, tools=with_tools)
 
 
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
@@ -161,13 +170,6 @@ def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] 
     if left_out and settings.exclude_tools_when_tool_choice_none:
         return None
     return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
-
-
-def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: bool) -> bool:
-    wanted = processor.settings.chat_template_content_format
-    if wanted != "auto":
-        return wanted == "openai"
-    return processor.template.takes_parts(tools=with_tools, source=body.chat_template)
 
 
 def _is_in_parts(settings: ApiSettings, message: ChatMessage) -> bool:
@@ -339,7 +341,7 @@ def _thought(part: Part) -> str:
 
 
 def with_known_roles(
-    messages: Sequence[Message], template: ChatTemplate, *, tools: bool, source: str | None
+    messages: Sequence[Message], template: ChatTemplate, *, tools: bool
 ) -> list[Message]:
     """Return messages whose instructions the template reads.
 
@@ -350,7 +352,7 @@ def with_known_roles(
     """
     named = [*messages]
     if any(message["role"] == "developer" for message in messages) and not (
-        template.knows_developer(tools=tools, source=source)
+        template.knows_developer(tools=tools)
     ):
         renamed = {"role": "system"}
         named = [one | renamed if one["role"] == "developer" else one for one in messages]
@@ -359,15 +361,15 @@ def with_known_roles(
     asked = next((n for n, message in enumerate(others) if message["role"] == "user"), None)
     if not instructions:
         pass
-    elif asked is not None and not template.reads(_INSTRUCTED, tools=tools, source=source):
+    elif asked is not None and not template.reads(_INSTRUCTED, tools=tools):
         begun = _joined([*instructions, others[asked]])
         others[asked] = others[asked] | {"content": begun["content"]}
         named = others
-    elif named[0] is not instructions[-1] and not template.reads(_LATE, tools=tools, source=source):
+    elif named[0] is not instructions[-1] and not template.reads(_LATE, tools=tools):
         named = [_joined(instructions), *others]
     runs = [(role, list(run)) for role, run in groupby(named, key=lambda one: one["role"])]
     if any(role == "user" and len(run) > 1 for role, run in runs) and not template.reads(
-        _NEIGHBOURS, tools=tools, source=source
+        _NEIGHBOURS, tools=tools
     ):
         parted = ([_joined(run)] if role == "user" else run for role, run in runs)
         named = [message for run in parted for message in run]

@@ -89,19 +89,21 @@ class ChatTemplate:
         except InvalidRequest:
             return
 
-    def takes_parts(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template iterates over message parts; `source` is a request's
-        template.
-        """
-        return self._parts[tools] if source is None else self._goes_through_parts(source)
+    def replaced_by(self, source: str) -> ChatTemplate:
+        """Return another template for the same model. Raise InvalidRequest with its error."""
+        return ChatTemplate(source, self._special_tokens)
 
-    def roles_in_parts(self, *, tools: bool, source: str | None = None) -> frozenset[str]:
-        """Return the roles whose contents a template reads in parts, and loses as texts."""
+    def takes_parts(self, *, tools: bool) -> bool:
+        """Return whether the template iterates over message parts."""
+        return self._parts[tools]
+
+    def roles_in_parts(self, *, tools: bool) -> frozenset[str]:
+        """Return the roles whose contents the template reads in parts, and loses as texts."""
 
         def reads(roles: tuple[str, ...], in_parts: frozenset[str]) -> bool:
-            return self._reads(roles, tools=tools, source=source, in_parts=in_parts)
+            return self._reads(roles, tools=tools, in_parts=in_parts)
 
-        if not self.takes_parts(tools=tools, source=source):
+        if not self.takes_parts(tools=tools):
             return frozenset()
         if not reads(_PLAIN, frozenset()):
             return frozenset({*INSTRUCTING, *_PLAIN})
@@ -112,46 +114,40 @@ class ChatTemplate:
                 needed |= alone
         return needed
 
-    def writes_harmony(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template writes the format of gpt-oss."""
-        return _HARMONY_MARK in self._chosen(tools=tools, source=source)
+    def writes_harmony(self, *, tools: bool) -> bool:
+        """Return whether the template writes the format of gpt-oss."""
+        return _HARMONY_MARK in self._source(tools=tools)
 
-    def knows_developer(self, *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template names the role `developer`, and reads what it says."""
-        return "developer" in self._chosen(tools=tools, source=source) and self.reads(
-            ("developer", "user"), tools=tools, source=source
-        )
+    def knows_developer(self, *, tools: bool) -> bool:
+        """Return whether the template names the role `developer`, and reads what it says."""
+        named = "developer" in self._source(tools=tools)
+        return named and self.reads(("developer", "user"), tools=tools)
 
     @cached_property
     def writes_pairs(self) -> bool:
         """Return whether the template has messages of the roles query and document."""
-        source = self._chosen(tools=False, source=None)
+        source = self._source(tools=False)
         return all(re.search(rf"""["']{role}["']""", source) for role in ("query", "document"))
 
-    def reads(self, roles: tuple[str, ...], *, tools: bool, source: str | None = None) -> bool:
-        """Return whether a template takes messages of these roles in this order, and all texts."""
-        in_parts = self.roles_in_parts(tools=tools, source=source)
-        return self._reads(roles, tools=tools, source=source, in_parts=in_parts)
+    def reads(self, roles: tuple[str, ...], *, tools: bool) -> bool:
+        """Return whether the template takes messages of these roles in this order, and all
+        texts.
+        """
+        return self._reads(roles, tools=tools, in_parts=self.roles_in_parts(tools=tools))
 
-    def _reads(
-        self, roles: tuple[str, ...], *, tools: bool, source: str | None, in_parts: frozenset[str]
-    ) -> bool:
-        if source is not None:
-            return self._renders_all(roles, tools, source, in_parts)
+    def _reads(self, roles: tuple[str, ...], *, tools: bool, in_parts: frozenset[str]) -> bool:
         key = roles, tools, in_parts
         if key not in self._tried:
-            self._tried[key] = self._renders_all(roles, tools, None, in_parts)
+            self._tried[key] = self._renders_all(*key)
         return self._tried[key]
 
-    def _renders_all(
-        self, roles: tuple[str, ...], tools: bool, source: str | None, in_parts: frozenset[str]
-    ) -> bool:
+    def _renders_all(self, roles: tuple[str, ...], tools: bool, in_parts: frozenset[str]) -> bool:
         trial = [
             {"role": role, "content": _trial_content(f"{role}{n}", parts=role in in_parts)}
             for n, role in enumerate(roles)
         ]
         try:
-            text = self.render(trial, tools=_TRIAL_TOOLS if tools else None, source=source)
+            text = self.render(trial, tools=_TRIAL_TOOLS if tools else None)
         except InvalidRequest:
             return False
         return all(f"{role}{n}" in text for n, role in enumerate(roles))
@@ -171,8 +167,8 @@ class ChatTemplate:
             return self.render(chat, tools=[tool])
         return ""
 
-    def _chosen(self, *, tools: bool, source: str | None) -> str:
-        return source or (tools and self.definition[2]) or self.definition[0] or ""
+    def _source(self, *, tools: bool) -> str:
+        return (tools and self.definition[2]) or self.definition[0] or ""
 
     def _goes_through_parts(self, source: str | None) -> bool:
         if source is None:
@@ -197,14 +193,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
-        source: str | None = None,
     ) -> str:
-        """Return the prompt text. `source` replaces the template. Raise InvalidRequest with its
-        error.
-        """
+        """Return the prompt text. Raise InvalidRequest with the template's error."""
         template = self._with_tools if tools else self._default
-        if source is not None:
-            template = self._compile(source)
         if template is None:
             raise InvalidRequest("this model has no chat template", param="messages")
         taken = _RESERVED & set(variables or ())
@@ -212,7 +203,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
             )
-        asks_for_none = _ASKS_FOR_NONE.search(self._chosen(tools=bool(tools), source=source))
+        asks_for_none = _ASKS_FOR_NONE.search(self._source(tools=bool(tools)))
 
         def filled(*, none: bool) -> str:
             chat = [_shown(message, none=none) for message in messages]

@@ -110,7 +110,7 @@ def test_roles_whose_contents_are_lists_of_parts() -> None:
     assert not ChatTemplate(both, {}).roles_in_parts(tools=False)
     assert ChatTemplate(listed, {}).roles_in_parts(tools=False) == {"system"}
     assert not ChatTemplate(loop, {}, tool_source=both).roles_in_parts(tools=True)
-    assert ChatTemplate(both, {}).roles_in_parts(tools=True, source=loop) == every
+    assert ChatTemplate(both, {}).replaced_by(loop).roles_in_parts(tools=True) == every
 
 
 def test_templates_are_sandboxed() -> None:
