@@ -29,6 +29,7 @@ def dropped() -> Iterator[list[warnings.WarningMessage]]:
         yield said
 
 
+@pytest.mark.rotates(1)
 async def test_a_standby_that_dies_soon_after_its_rank_is_closed(
     monkeypatch: pytest.MonkeyPatch, command: list[str], dropped: list[warnings.WarningMessage]
 ) -> None:
@@ -45,6 +46,7 @@ async def test_a_standby_that_dies_soon_after_its_rank_is_closed(
     assert [str(warning.message) for warning in dropped] == []
 
 
+@pytest.mark.rotates(1)
 async def test_a_supervisor_that_is_stopped_again_while_it_stops_closes_all(
     monkeypatch: pytest.MonkeyPatch, command: list[str], dropped: list[warnings.WarningMessage]
 ) -> None:

@@ -83,7 +83,10 @@ def send(end: socket.socket, message: Message) -> None:
 
 def receive(end: socket.socket) -> Message | None:
     """Return the next message, None at end of stream. Raises InvalidRequest for anything else."""
-    data, fds, flags, _ = socket.recv_fds(end, MAX_BYTES, _MAX_FDS)
+    try:
+        data, fds, flags, _ = socket.recv_fds(end, MAX_BYTES, _MAX_FDS)
+    except ConnectionResetError:  # the other process ended with messages that it had not read
+        return None
     for fd in fds:
         os.set_inheritable(fd, False)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
@@ -97,6 +100,8 @@ def is_closed(end: socket.socket) -> bool:
         return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
+    except ConnectionResetError:
+        return True
 
 
 def next_order(end: socket.socket) -> Activation | socket.socket:
