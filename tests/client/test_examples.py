@@ -89,6 +89,7 @@ async def ran(program: Program, address: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.rotates(1)
 async def test_an_answer_of_a_real_scheduler(program: Program) -> None:
     address, model = free_address(), FakeModel()
     async with (
@@ -101,6 +102,7 @@ async def test_an_answer_of_a_real_scheduler(program: Program) -> None:
     assert all(0 <= int(id_) < model.vocab_size for id_ in out.split())
 
 
+@pytest.mark.rotates(1)
 async def test_it_goes_on_after_losses(program: Program) -> None:
     cuts = [3, 0, 9]
 
@@ -135,6 +137,7 @@ async def test_it_goes_on_after_losses(program: Program) -> None:
     assert [int(id_) for id_ in out.split()] == quiet
 
 
+@pytest.mark.rotates(1)
 async def test_errors_are_told_by_name(program: Program) -> None:
     address = free_address()
     async with (

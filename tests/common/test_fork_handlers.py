@@ -32,6 +32,7 @@ importlib.import_module(sys.argv[1])
         "surestep_worker.process.rank",
     ],
 )
+@pytest.mark.rotates(1)
 def test_it_is_told_before_it_is_imported(module: str) -> None:
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)

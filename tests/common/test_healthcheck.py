@@ -85,6 +85,7 @@ async def test_calls_that_were_left_are_no_faults(caplog: pytest.LogCaptureFixtu
     assert ("left" in caplog.text, "ours" in caplog.text) == (False, True)
 
 
+@pytest.mark.rotates(1)
 def test_a_service_that_hangs_is_not_waited_for() -> None:
     with socket.socket() as hanging:  # connections are accepted by the kernel alone
         hanging.bind(("127.0.0.1", 0))

@@ -30,7 +30,10 @@ from surestep_kernels.columns.cpu.compiling import processor_features
 from surestep_kernels.columns.cpu.prebuilt import fitting
 
 pytest.importorskip("setuptools", "77", "the environment has no setuptools that builds wheels")
-pytestmark = pytest.mark.timeout(400)  # the kernels may have to be compiled first
+pytestmark = [  # the kernels may have to be compiled first
+    pytest.mark.timeout(400),
+    pytest.mark.rotates(1, turn=0),
+]
 MACHINE = platform.machine()
 START_S = 60.0
 

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from support.processes.stack import Stack
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.rotates(1, always=("",))]
 SEED = 20261121
 
 

@@ -127,6 +127,7 @@ def test_every_accepted_count_folds_to_the_sequential_state(kernels: KernelSet, 
 @pytest.mark.parametrize("kernels", ["reference", "c"], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.rotates(1)
 def test_ragged_lifetimes_equal_one_token_at_a_time(
     kernels: KernelSet, seed: int, dtype: torch.dtype
 ) -> None:

@@ -183,6 +183,7 @@ def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) ->
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.rotates(1)
 def test_what_does_not_wait_first_for_earlier_kernels_is_found() -> None:
     _, *variants = _finish(_begin("--cases", "support.kernels.early_kernels"))
     assert {variant["kernel"]: bool(variant["before_wait"]) for variant in variants} == {

@@ -24,6 +24,7 @@ def test_kernels_are_interpreted_where_torch_sees_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(("sees", "expected"), [(True, "0"), (False, "1")])
+@pytest.mark.rotates(1)
 def test_torch_decides_and_no_file_nor_variable(sees: bool, expected: str) -> None:
     program = f"import os, torch; torch.cuda.is_available = lambda: {sees}; import conftest; "
     program += "print(os.environ['TRITON_INTERPRET'])"
@@ -35,6 +36,7 @@ def test_torch_decides_and_no_file_nor_variable(sees: bool, expected: str) -> No
     assert done.stdout.strip() == expected, done.stderr
 
 
+@pytest.mark.rotates(1)
 def test_failures_are_written_and_a_poisoned_worker_ends_alone(tmp_path: Path) -> None:
     (tmp_path / "test_made_up.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

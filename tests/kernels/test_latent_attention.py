@@ -33,6 +33,7 @@ TOKENS = sum(COUNTS)
     indirect=["column"],
 )
 @pytest.mark.parametrize(("dtype", "page_dtype"), TYPES, ids=str)
+@pytest.mark.rotates(1)
 def test_equals_the_reference_and_is_the_same_alone(
     column: KernelSet,
     reference: KernelSet,

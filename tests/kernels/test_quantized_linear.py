@@ -33,6 +33,7 @@ ROWS_IN_C = (1, 2, 3, 4, 6, 7, 12, 50)
     ],
     indirect=["kernels"],
 )
+@pytest.mark.rotates(1)
 def test_equals_the_exact_product(
     kernels: KernelSet,
     format_: WeightFormat,

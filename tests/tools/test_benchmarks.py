@@ -70,6 +70,7 @@ async def test_online_prints_a_line_per_concurrency(
     assert lines[0]["machine"]["cores"] >= 1
 
 
+@pytest.mark.rotates(1)
 async def test_fairness_prints_a_line_per_question(
     free_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +241,7 @@ def test_gpu_versions(tmp_path: Path) -> None:
     assert found["packages"]["torch"]
 
 
+@pytest.mark.rotates(1)
 def test_gpu_probe(tmp_path: Path) -> None:
     assert written(tmp_path, probe.main, "--smoke")["probe"]
 

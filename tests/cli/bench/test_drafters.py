@@ -15,6 +15,7 @@ MODEL = ROOT / "tests/data/tiny-hybrid"
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.rotates(1)
 def test_a_drafter_is_measured_beside_none(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     chat = {"messages": [{"role": "user", "content": "2 + 2"}]}

@@ -38,6 +38,7 @@ def collected(*flags: str, path: str = os.defpath) -> str:
     return done.stdout
 
 
+@pytest.mark.rotates(1)
 def test_facts_as_json_without_secrets() -> None:
     said = collected("--json")
     assert SECRET not in said
@@ -49,6 +50,7 @@ def test_facts_as_json_without_secrets() -> None:
     assert set(facts["settings"]) == set(SETTINGS)
 
 
+@pytest.mark.rotates(1)
 def test_lines_for_people_where_no_tool_is_there(tmp_path: Path) -> None:
     said = collected(path=str(tmp_path))
     assert SECRET not in said

@@ -15,6 +15,7 @@ from support.processes.launcher import ENVIRON, SCRIPT, Bench
 from surestep_cli.serve.child import BackOff, Child
 
 
+@pytest.mark.rotates(1)
 async def test_a_service_that_keeps_dying_ends_nothing(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,6 +160,7 @@ def fetch(model: str, files: Hub, home: Path, **variables: str) -> tuple[str, st
         (f"https://huggingface.co/{TINY}/blob/main/tiny-F16.gguf", "tiny-F16.gguf"),
     ],
 )
+@pytest.mark.rotates(1)
 def test_the_file_of_a_type_is_fetched(files: Hub, home: Path, model: str, fetched: str) -> None:
     """And found again when the hub is not there."""
     folder, _, asked = fetch(model, files, home)
@@ -185,6 +186,7 @@ def test_a_file_in_parts_is_fetched_whole(files: Hub, home: Path) -> None:
         ("owner/nobody:Q4_K_M", "cannot fetch 'owner/nobody' from the Hugging Face hub: "),
     ],
 )
+@pytest.mark.rotates(1)
 def test_what_is_said_without_one(files: Hub, home: Path, model: str, said: str) -> None:
     _, message, fetched = fetch(model, files, home)
     assert said in " ".join(message.split())

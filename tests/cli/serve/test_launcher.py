@@ -98,6 +98,7 @@ async def test_a_service_that_dies_is_started_again(bench: Bench) -> None:
         (False, True, "/v1/embeddings"),
     ],
 )
+@pytest.mark.rotates(1)
 async def test_what_to_try_suits_the_model(
     bench: Bench,
     tmp_path: Path,

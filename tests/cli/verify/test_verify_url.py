@@ -115,6 +115,7 @@ async def test_what_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ("everything", 1.5, EVERYWHERE, "does not repeat its own"),
     ],
 )
+@pytest.mark.rotates(1)
 async def test_a_server_whose_tokens_differ(
     wrong: Wrong, gap: float, hurt: set[str], meaning: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +258,7 @@ def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.json"])
+@pytest.mark.rotates(1)
 async def test_reports(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "p.txt"
     prompts.write_text("<script>alert(1)</script>\n")

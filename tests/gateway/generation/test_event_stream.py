@@ -87,6 +87,7 @@ def test_pings_come_before_proxies_give_up() -> None:
 
 @pytest.mark.parametrize("sent", [0, 1])
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.rotates(1)
 async def test_a_silent_stream_has_pings(start_stack: StartStack, path: str, sent: int) -> None:
     """Before the first token, with the status, and between two."""
     stack = await start_stack(sse_keep_alive_interval=SHORT_S)
@@ -114,6 +115,7 @@ async def test_an_error_behind_a_ping_is_an_error_of_the_stream(
 
 @pytest.mark.parametrize("interval_s", [0, 30])
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.rotates(1)
 async def test_an_error_without_a_ping_has_its_status(
     start_stack: StartStack, path: str, interval_s: float
 ) -> None:

@@ -188,6 +188,7 @@ MANY = ",".join(f"k{i}=" + "v" * 250 for i in range(32))
 
 
 @pytest.mark.parametrize("state", ["a=" + "x" * 30_000, MANY, "=,;="], ids=["long", "many", "odd"])
+@pytest.mark.rotates(1)
 async def test_headers_of_clients_break_no_call(
     start_stack: StartStack, collector: Collector, state: str
 ) -> None:

@@ -58,6 +58,7 @@ async def streamed(stack: Stack, api: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("api", BODIES)
 @pytest.mark.parametrize("ask", [whole, streamed])
+@pytest.mark.rotates(1)
 async def test_violations_are_told(stack: Stack, thinking: Tokenizer, api: str, ask: Any) -> None:
     lead = "" if api == "completions" else "so</think>"
     script(stack, thinking, lead + BAD)

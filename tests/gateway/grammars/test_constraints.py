@@ -162,6 +162,7 @@ async def test_spellings(stack: Stack, tmp_path: Path, subtests: pytest.Subtests
                 assert not oracle.accepts(source, spelling.outside)
 
 
+@pytest.mark.rotates(1)
 async def test_what_is_not_obeyed_is_refused(stack: Stack, subtests: pytest.Subtests) -> None:
     wrong = {
         name: ({"response_format": fields}, f"response_format.{place}")

@@ -21,7 +21,10 @@ from surestep_gateway.request.prepared import bad_words
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_worker.grammar.matcher import matcher_of, tokenizer_of
 
-pytestmark = pytest.mark.timeout(300)  # packages are fetched the first time
+pytestmark = [  # packages are fetched the first time, and take long to read
+    pytest.mark.timeout(300),
+    pytest.mark.rotates(1, turn=0),
+]
 
 
 class Pair(NamedTuple):

@@ -88,6 +88,7 @@ def test_documents_end_with_the_keys_that_were_asked(
         assert set(schema["required"]) <= document.keys() <= set(schema["properties"])
 
 
+@pytest.mark.rotates(1)
 def test_what_is_written_is_what_was_asked(
     oracle: Oracle, lark: LLTokenizer, subtests: pytest.Subtests
 ) -> None:

@@ -140,6 +140,7 @@ BODIES: list[bytes] = [
 TYPES = ("application/json", "text/plain", "multipart/form-data; boundary=x", "", "\xff")
 
 
+@pytest.mark.rotates(1)
 async def test_bodies_that_are_wrong(stack: Stack) -> None:
     for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
         for body in BODIES:

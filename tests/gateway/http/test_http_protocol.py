@@ -105,6 +105,7 @@ async def said(stack: Stack, *packets: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("head", REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.rotates(1)
 async def test_what_could_be_read_in_two_ways_is_refused(stack: Stack, head: bytes) -> None:
     """With 400, after which nothing on the connection is read: it could be a part of a body."""
     answers = await said(stack, head + NEXT)

@@ -92,6 +92,7 @@ async def test_an_end_for_a_reason_of_another_release_is_no_end(stack: Stack, pa
 )
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.rotates(1)
 async def test_errors_after_the_first_token(
     stack: Stack, path: str, streams: bool, error: SurestepError, labels: tuple[str, ...]
 ) -> None:

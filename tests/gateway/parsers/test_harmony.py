@@ -262,6 +262,7 @@ def test_stop_strings_and_special_tokens() -> None:
     ],
 )
 @pytest.mark.parametrize("include", [False, True])
+@pytest.mark.rotates(1)
 def test_stop_strings_in_what_looked_like_a_header(output: str, include: bool) -> None:
     """The output ends with the token that completes them, or says that it is text."""
     ids = ids_of(split(output))

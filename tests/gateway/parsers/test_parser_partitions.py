@@ -263,6 +263,7 @@ PROMPTS = st.sampled_from(["<think>\n", "", "</think>\n\n"])
 
 @pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
 @given(data=st.data(), cuts=st.lists(st.integers(1, 3000)), prompt=PROMPTS)
+@pytest.mark.rotates(1)
 def test_pieces_of_any_text(
     tools: str, reasoning: str | None, data: st.DataObject, cuts: list[int], prompt: str
 ) -> None:
@@ -276,6 +277,7 @@ def test_pieces_of_any_text(
 
 @pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
 @given(data=st.data(), prompt=PROMPTS)
+@pytest.mark.rotates(1)
 def test_no_text_is_lost(
     tools: str, reasoning: str | None, data: st.DataObject, prompt: str
 ) -> None:

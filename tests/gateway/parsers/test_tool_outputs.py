@@ -50,6 +50,7 @@ PARTS = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|\s+|\w+|.", re.DOTALL)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['parser']}-{row['source'] or 'own'}")
+@pytest.mark.rotates(1)
 def test_mistakes_of_any_kind_are_read_in_one_way(row: dict[str, Any]) -> None:
     """Parts of the text are left out, doubled, moved and cut off."""
     parts = PARTS.findall(row["text"])
@@ -99,6 +100,7 @@ SIZE = 10_000  # characters
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("prompt", ["", "<think>\n"])
 @pytest.mark.parametrize("tools", ["hermes", "pythonic", "qwen3_coder", "glm45", "deepseek_v32"])
+@pytest.mark.rotates(1)
 def test_time_grows_with_the_text_alone(tools: str, prompt: str) -> None:
     """A text five times as long takes about five times as long, whatever is in it."""
     for unit in UNITS:

@@ -34,6 +34,7 @@ async def stack(start_stack: StartStack, thinking_model: Path) -> Stack:
 
 @pytest.mark.parametrize("parser", FORMATS)
 @pytest.mark.parametrize("markers", ["special", "spelled"])
+@pytest.mark.rotates(1)
 async def test_streamed_is_whole(
     start_stack: StartStack, thinking_model: Path, tmp_path: Path, parser: str, markers: str
 ) -> None:

@@ -34,6 +34,7 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 
 @instructed
+@pytest.mark.rotates(1)
 def test_developers_instruct(reader: Reader) -> None:
     """Qwen3's template drops the role in silence, Qwen3.5's refuses it."""
     asked = said("user", "Hi")
@@ -45,6 +46,7 @@ def test_developers_instruct(reader: Reader) -> None:
 
 
 @instructed
+@pytest.mark.rotates(1)
 def test_all_instructions_are_read(reader: Reader) -> None:
     prompt = reader.chat(
         said("system", "One."),

@@ -65,6 +65,7 @@ def read_back(parser: str, template: str) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
+@pytest.mark.rotates(1)
 def test_published_templates_show_the_format_of_calls(model: str) -> None:
     template = published_template(model)
     settings = told(template)
@@ -73,6 +74,7 @@ def test_published_templates_show_the_format_of_calls(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", SILENT)
+@pytest.mark.rotates(1)
 def test_some_show_none(model: str) -> None:
     """Then tools are refused, as before, until the operator names a parser."""
     template = published_template(model)

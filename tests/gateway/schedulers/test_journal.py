@@ -85,6 +85,7 @@ async def test_the_answer_is_the_same(
 
 
 @pytest.mark.parametrize("cut", range(1, 16))
+@pytest.mark.rotates(1)
 async def test_a_stop_string_across_the_loss(stack: Stack, cut: int) -> None:
     whole = (await stack.client.post("/v1/completions", json=PLAIN)).json()["choices"][0]["text"]
     stop = whole[len(whole) // 3 : len(whole) // 3 + 6]

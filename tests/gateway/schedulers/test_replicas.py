@@ -187,6 +187,7 @@ async def test_a_silent_scheduler_is_left(start_stack: StartStack) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.rotates(1)
 async def test_a_scheduler_without_workers_is_left(
     start_stack: StartStack, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from support.faults.run import Served, survive
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.rotates(1, always=("",))  # shares have faults of their own
 def test_no_request_is_lost(
     served: Served, fault: Fault, record_property: Callable[[str, object], None]
 ) -> None:

@@ -82,7 +82,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "drafter", "k", "where"), CASES)
-@pytest.mark.rotates(24, always=("-mtp-3-mixed", "-flip-1-3-preempted"))
+@pytest.mark.rotates(24, always=("-mtp-3-mixed",))
 def test_speculation_changes_nothing(
     request: pytest.FixtureRequest, family: str, drafter: str, k: int, where: str
 ) -> None:

@@ -77,7 +77,7 @@ GROUPED = [pytest.param(*case, marks=pytest.mark.xdist_group(case[0])) for case 
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, as interpreter, of padding's NaN
 @pytest.mark.parametrize(("name", "drafter", "mode"), GROUPED)
-@pytest.mark.rotates(9, always=("least_mxfp4_bench-flip-1-late",))
+@pytest.mark.rotates(9)
 def test_an_engine_of_triton_kernels_answers_as_the_cpu_does(
     request: pytest.FixtureRequest,
     name: str,

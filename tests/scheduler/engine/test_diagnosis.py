@@ -66,6 +66,7 @@ def supervised(supervisor: str, **changes: Any) -> Any:
         (supervisor_pb2.OUT_OF_MEMORY, supervisor_pb2.IDLE, "out_of_memory"),
     ],
 )
+@pytest.mark.rotates(1)
 async def test_the_supervisor_knows_the_cause(
     exit_cause: supervisor_pb2.ExitCause, phase: supervisor_pb2.Phase, cause: str
 ) -> None:
@@ -144,6 +145,7 @@ async def test_a_rank_that_had_no_turn_is_not_given_up_and_one_that_hangs_behind
 
 
 @pytest.mark.parametrize("doing", [supervisor_pb2.AT_REST, supervisor_pb2.RUNNING])
+@pytest.mark.rotates(1)
 async def test_a_late_rank_is_given_up_the_earlier_the_less_it_does(
     doing: supervisor_pb2.Activity,
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_prompt_that_needs_many_blocks_does_not_starve_behind_new_tenants() ->
     habits=st.tuples(*[st.sampled_from(["long_prompts", "siblings"])] * 2),
     depth=st.integers(0, 2),
 )
+@pytest.mark.rotates(1)
 def test_service_is_by_weight(weight: float, habits: tuple[str, str], depth: int) -> None:
     """Two tenants who always want more: slots, prompts and answers, each in proportion."""
     loop = PacedLoop(depth=depth, num_slots=SLOTS)

@@ -2,15 +2,16 @@
 
     @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
 
-runs those cases whose id holds one of `always`, and a twelfth of the others; a test without cases
-is run in every twelfth share. Which it is follows from the number of the commit and the test's name,
-so that a run can be repeated and twelve commits run every case.
+runs those cases whose id holds one of `always`, and a sixteenth of the others; a test without cases
+is run in every sixteenth share. Which it is follows from the number of the commit and the test's
+name, so that a run can be repeated and sixteen commits run every case.
 
     pytestmark = pytest.mark.rotates(3, turn=1)
 
-runs all tests of a module, which have a server in common, in every ninth share: 1, 10, 19 and so on,
-or 4, 13, 22, or 7, 16, 25. Marks say how much of the suite a test takes beside others; the whole of it is thinned
-here, so that it ends in time on two slow cores.
+runs all tests of a module, which have a server in common, in every twelfth share: 1, 13, 25 and so
+on, or 4, 16, 28, or another one. Marks say how much of the suite a test takes beside others; the
+whole of it is thinned here, so that it ends in time on two slow cores. What has no mark in a folder
+of heavy tests is run as with `rotates(1)`, in modules that have servers as with a turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pathlib import Path
 
 import pytest
 
-THINNED = 3  # times as many shares as the marks say
+THINNED = 4  # times as many shares as the marks say
+_HAVE_SERVERS = ("tests/abuse/", "tests/e2e/")
+_HEAVY = (*_HAVE_SERVERS, "tests/promises/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +58,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is of other shares, but no case, and no file with a turn, that is named.
+    """Leave out what is of other shares, but no case that is named, nor what has a turn or no mark
+    in a file that is.
 
     What failed before is named by --last-failed.
     """
@@ -64,10 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share, left_out, matrices = config.option.share, set[pytest.Item](), defaultdict(list)
     failed = _failed_before(config)
     for item in items:
-        if (mark := item.get_closest_marker("rotates")) is None:
+        if (mark := _mark(item)) is None:
             continue
         takes_turns = "turn" in mark.kwargs
-        name = item.nodeid.partition("::")[0] if takes_turns else item.nodeid
+        as_a_file = takes_turns or item.get_closest_marker("rotates") is None
+        name = item.nodeid.partition("::")[0] if as_a_file else item.nodeid
         if item.nodeid in failed or any(name in argument for argument in config.args):
             continue
         if not takes_turns:
@@ -80,6 +85,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def _mark(item: pytest.Item) -> pytest.Mark | None:
+    """Return the nearest mark of a test, or the one for its folder; None: every share has it."""
+    if (mark := item.get_closest_marker("rotates")) is None and item.nodeid.startswith(_HEAVY):
+        turn = {"turn": 0} if item.nodeid.startswith(_HAVE_SERVERS) else {}
+        return pytest.mark.rotates(1, **turn).mark
+    return mark
+
+
 def _failed_before(config: pytest.Config) -> Collection[str]:
     """The ids of the tests that --last-failed asks for; none without it."""
     if not getattr(config.option, "lf", False) or config.cache is None:
@@ -90,7 +103,7 @@ def _failed_before(config: pytest.Config) -> Collection[str]:
 
 def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:
     """The cases of one matrix that are not to be run."""
-    mark = cases[0].get_closest_marker("rotates")
+    mark = _mark(cases[0])
     assert mark is not None
     name, ids = (
         cases[0].nodeid.partition("[")[0],

@@ -42,6 +42,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "glm-4": lambda path: make_tiny_deepseek(path, "glm4_moe", mtp=False, moe_intermediate_size=48),
     "gpt-oss": lambda path: make_tiny_gpt_oss(path, intermediate_size=80),
 }
+pytestmark = pytest.mark.rotates(1, turn=0)
 CASES = [f"{name}+{rounding}" for name in SOURCES for rounding in ROUNDINGS]
 # Two ranks take a second for each; that their weights are those of one is for a unit test.
 ON_TWO_RANKS = [case for i, case in enumerate(CASES) if i % 4 == 0 or case == "llama+int8"]

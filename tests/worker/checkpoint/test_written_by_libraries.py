@@ -76,6 +76,7 @@ def each(test: Any) -> Any:
 
 @pytest.mark.parametrize("share", SHARES)
 @each
+@pytest.mark.rotates(1)
 def test_a_layer_means_what_its_library_makes_of_it(
     tmp_path: Path, path: Path, name: str, share: str
 ) -> None:
@@ -116,6 +117,7 @@ def test_squares_of_modelopt(tmp_path: Path, form: str) -> None:
 
 
 @each
+@pytest.mark.rotates(1)
 def test_wrong_is_refused_or_means_the_same(tmp_path: Path, path: Path, name: str) -> None:
     """Tensors that are others, and all of the config that does not say alone what they mean."""
     config, stored, meaning = opened(path, name)

@@ -125,6 +125,7 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.rotates(1)
 def test_the_tokenizers_end_counts_beside_the_others(tmp_path: Path, name: str) -> None:
     """As of a fine-tune whose config.json is that of its base."""
     folder, eos = published_tokenizer(name), PUBLISHED[name].eos

@@ -26,7 +26,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup.build import build_runner
 
-pytestmark = pytest.mark.rotates(3)
+pytestmark = pytest.mark.rotates(2, turn=1)
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,7 @@ def test_what_is_not_an_answer_is_not_kept() -> None:
         assert _drafts(recent, group, [1, 2, 3, 4]) == []
 
 
+@pytest.mark.rotates(1)
 def test_the_oldest_answers_make_room() -> None:
     recent = RecentAnswers(2)
     questions = [[n, n + 1, n + 2, n + 3] for n in range(100, 10_000, 10)]

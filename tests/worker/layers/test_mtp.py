@@ -29,6 +29,7 @@ WHERE = Neighbours(num_slots=4, step_tokens=24, max_model_len=160)
 
 @torch.no_grad()
 @pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.rotates(1)
 def test_drafts_are_those_of_the_definition(
     trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

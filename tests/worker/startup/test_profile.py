@@ -91,6 +91,7 @@ def test_a_head_that_fails_is_named_in_the_log(
     assert line.levelno == (logging.WARNING if failed else logging.INFO)
 
 
+@pytest.mark.rotates(1)
 def test_nothing_of_it_is_seen_by_requests(tmp_path: Path) -> None:
     bench = ParityBench(tmp_path, make_hybrid)
     where = replace(NEIGHBOURS["mixed"], max_model_len=400)

@@ -171,6 +171,7 @@ async def test_cut_inputs_keep_what_ends_a_text(embedder: Path) -> None:
         ({"messages": [{"role": "user", "content": "x"}]}, "messages", "write them into 'input'"),
     ],
 )
+@pytest.mark.rotates(1)
 async def test_what_is_not_served_is_refused_by_name(
     stack: Stack, body: dict[str, Any], param: str, message: str
 ) -> None:

@@ -140,6 +140,7 @@ COMPLETIONS = bodies(
 )
 
 
+@pytest.mark.rotates(1)
 async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) -> None:
     parsers = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen3_coder"}
     stack = await start_stack(max_n=8, enable_auto_tool_choice=True, **parsers)

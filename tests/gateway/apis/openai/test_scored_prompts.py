@@ -89,6 +89,7 @@ async def test_echo_after_truncation_is_what_was_kept(stack: Stack, tokenizer: T
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("words", [300, 60_000])  # the latter in a text process
+@pytest.mark.rotates(1)
 async def test_chats_are_cut_on_the_side_that_was_asked_for(
     stack: Stack, tokenizer: Tokenizer, side: str, words: int
 ) -> None:

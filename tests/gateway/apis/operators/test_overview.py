@@ -178,6 +178,7 @@ async def test_a_scheduler_that_goes_and_comes_back(start_stack: StartStack) -> 
     assert len(seen.schedulers[1].outages) == 1
 
 
+@pytest.mark.rotates(1)
 async def test_a_scheduler_that_hangs_holds_up_nobody_for_long(stack: Stack) -> None:
     stack.scheduler.hanging = True
     async with asyncio.timeout(15):

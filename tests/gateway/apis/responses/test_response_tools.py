@@ -96,6 +96,7 @@ def prompt(stack: Stack, tokenizer: Tokenizer) -> str:
 
 @pytest.mark.parametrize(("output", "item"), CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("within", ["tools", "input"])
+@pytest.mark.rotates(1)
 async def test_calls_are_what_the_client_offered(
     stack: Stack, thinking: Tokenizer, output: str, item: dict[str, Any], within: str
 ) -> None:

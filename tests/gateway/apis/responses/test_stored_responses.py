@@ -215,6 +215,7 @@ def lost_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.rotates(1)
 async def test_a_store_that_does_not_answer_costs_no_answer(
     start_stack: StartStack, thinking_model: Path, thinking: Tokenizer, lost_url: str
 ) -> None:

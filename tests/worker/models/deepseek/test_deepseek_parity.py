@@ -124,6 +124,7 @@ def test_another_kind_of_rotation_is_another_model(
     assert (logits[1] - logits[0]).abs().max() > 0.1 * logits[0].std()
 
 
+@pytest.mark.rotates(1)
 def test_windows_of_drafts(pair: Pair) -> None:
     """Each row of a window chooses for its own length."""
     pair.assert_windows_leave_no_trace(LENGTH)

@@ -79,6 +79,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.rotates(1)
 def test_drafts_are_those_of_the_formula(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_drafts_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "llama"])
+@pytest.mark.rotates(1)
 def test_whatever_the_model(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert share_of_wrong(model, "full", tmp_path, monkeypatch) <= 0.02
 
@@ -149,6 +151,7 @@ def no_context(patch: pytest.MonkeyPatch) -> None:
         (no_context, "full"),
     ],
 )
+@pytest.mark.rotates(1)
 def test_another_computation_is_seen(
     mutant: Change, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

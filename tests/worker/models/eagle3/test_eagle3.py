@@ -88,6 +88,7 @@ def test_drafts_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "dense"])
+@pytest.mark.rotates(1)
 def test_whatever_the_model(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(model, "SafeAILab, fewer tokens", tmp_path, monkeypatch)
 
@@ -107,6 +108,7 @@ def test_rows_of_an_output_head_that_is_no_embedding_are_missed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.rotates(1)
 def test_a_window_of_another_width_is_seen(
     more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(theirs, kernels, ours=ours)
 
 
+@pytest.mark.rotates(1)
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
     pair.assert_no_cut_matters(LENGTH, bit=pair.kernels is not REFERENCE)
 

@@ -118,6 +118,7 @@ def _assert_close(logits: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("border", range(1, LENGTH))
+@pytest.mark.rotates(1)
 def test_two_chunks_then_decode(case: Case, border: int) -> None:
     tokens, blocks = _tokens(1), (7, 2)
     kv = _poisoned_cache(case)
