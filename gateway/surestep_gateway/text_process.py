@@ -30,6 +30,7 @@ from .apis.openai.job import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from .apis.openai.tokens import GENERATE, RENDER_CHAT, RENDER_COMPLETION
 from .apis.responses.request import CONTINUED, RESPONSE
 from .generation.schema_check import CHECK
+from .request.parse import NAME
 from .text import wire
 from .text.body_bounds import TOO_MUCH_MEMORY, check_shape
 from .text.process_limits import limit_memory
@@ -55,6 +56,7 @@ _JOBS: tuple[Job[Any], ...] = (
     COUNT,
     INVOCATION,
     CHECK,
+    NAME,
 )
 _BY_NAME = {job.name: job for job in _JOBS}
 

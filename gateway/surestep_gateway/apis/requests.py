@@ -30,13 +30,15 @@ from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.errors import error_response
 from surestep_gateway.observability.clients import Ending
 from surestep_gateway.observability.metrics import GatewayMetrics
-from surestep_gateway.request.parse import model_named
+from surestep_gateway.request.parse import NAME, model_named
 from surestep_gateway.text.service import Job
 
 T = TypeVar("T")
 
 _LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_NAMED_AT_ONCE_BYTES = 1 << 20  # of a body in which the event loop looks for the model
+_ANY_LENGTH = SchedulerInfo(max_model_len=(1 << 31) - 1)
 
 
 class RequestMiddleware:
@@ -196,15 +198,15 @@ def body_of(request: Request) -> BodyReader:
     return body
 
 
-def model_of(models: Models, request: Request) -> Gateway:
+async def model_of(models: Models, request: Request) -> Gateway:
     """Return the model that the body of a counted request names, with a seat there until its end.
 
     A body that cannot be read is left to the first model to refuse. Raise ModelNotFound,
-    MissingParameter, PermissionDenied, QueueFull.
+    MissingParameter, PermissionDenied, QueueFull, and what a text process has against the body.
     """
     caller = Caller.of(request.scope)
     try:
-        name = model_named(body_of(request).data)
+        name = await _model_named(models.first, request)
     except ValueError:
         gateway = models.first
     else:
@@ -212,6 +214,22 @@ def model_of(models: Models, request: Request) -> Gateway:
     held: contextlib.ExitStack = request.scope["state"]["held"]
     held.enter_context(gateway.seats.taken(caller.name))
     return gateway
+
+
+async def _model_named(any_model: Gateway, request: Request) -> str | None:
+    """Return what `model_named` does, in a text process where the event loop would notice."""
+    data = body_of(request).data
+    if len(data) <= _NAMED_AT_ONCE_BYTES:
+        return model_named(data)
+    work = any_model.text.prepare(NAME, data, _ANY_LENGTH, Caller.of(request.scope).name)
+    try:
+        async with asyncio.timeout_at(deadline_of(any_model)):
+            found = await until_disconnect(request.receive, work, any_model.admission)
+    except TimeoutError:
+        raise DeadlineExceeded("the request was not prepared in time") from None
+    if not found.readable:
+        raise ValueError
+    return found.name
 
 
 class MayNameItself(Protocol):

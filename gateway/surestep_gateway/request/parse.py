@@ -11,17 +11,22 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import orjson
 from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.request.protocol import UNSUPPORTED_KIND, Body, GenerationBody
+from surestep_gateway.text.service import Draft, Job, TextProcessor
+from surestep_gateway.text.tokenizer import Texts
 
 logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
+_NAME_CHARS = 4096  # no model has a longer name
 
 
 class _Named(msgspec.Struct):
@@ -32,7 +37,8 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def model_named(raw: bytes | bytearray) -> str | None:
-    """Return the model that a body names, without making objects of the rest: a gigabyte a second.
+    """Return the model that a body names, without making objects of the rest: 4 ms for a megabyte
+    of the worst.
 
     Raise ValueError for a body that is no object, or whose model is no text.
     """
@@ -40,6 +46,32 @@ def model_named(raw: bytes | bytearray) -> str | None:
         return _NAMED.decode(raw).model
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+class Name(NamedTuple):
+    """The model that a body names, if it can be read."""
+
+    readable: bool
+    name: str | None
+
+
+def _name_draft(_: TextProcessor, raw: bytes | bytearray, __: SchedulerInfo) -> Draft[Name]:
+    try:
+        name = model_named(raw)
+        named = Name(
+            True, name if name is None or len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…"
+        )
+    except ValueError:
+        named = Name(False, None)
+    return Draft(Texts([], add_special_tokens=False), lambda _: named)
+
+
+NAME = Job(
+    b"name",
+    _name_draft,
+    lambda named: [orjson.dumps([*named])],
+    lambda parts: Name(*orjson.loads(parts[0])),
+)
 
 
 def parse(kind: type[B], raw: bytes | bytearray) -> B:

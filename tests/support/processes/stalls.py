@@ -12,7 +12,7 @@ from support.fakes.scheduler import emulating, start, tokens
 from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 STREAM = 7777  # the length that asks for a stream that goes on throughout
-LIMIT_S = "0.1"
+LIMIT_S = "0.05"
 
 
 class Stalls(NamedTuple):

@@ -49,7 +49,8 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, EMBEDDING, request, deadline)
         return await self.answer_embedding(gateway, request, prepared, arrived, deadline)
@@ -63,7 +64,8 @@ class EmbeddingRoutes:
         return await self._compare(RERANK, request)
 
     async def _compare(self, job: Job[PreparedScores], request: Request) -> Response:
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, job, request, deadline)
         return await self.answer_scores(gateway, request, prepared, arrived, deadline)

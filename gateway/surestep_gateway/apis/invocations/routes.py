@@ -55,7 +55,8 @@ class InvocationRoutes:
 
     async def invocations(self, request: Request) -> Response:
         """POST /invocations"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         invoked = await prepare(gateway, INVOCATION, request, deadline)
         answer = self._answers[invoked.kind]

@@ -49,7 +49,8 @@ class MessagesRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/messages"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         with renamed(FIELD_NAMES):
             prepared = await prepare(gateway, MESSAGE, request, deadline)
@@ -61,7 +62,7 @@ class MessagesRoutes:
 
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
-        gateway = model_of(self._models, request)
+        gateway = await model_of(self._models, request)
         with renamed(FIELD_NAMES):
             answer = await prepare(gateway, COUNT, request, deadline_of(gateway))
         return JsonPieces([answer], gateway.answers)

@@ -130,21 +130,24 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, CHAT, request, deadline)
         return await self.answer_chat(gateway, request, prepared, arrived, deadline)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, COMPLETION, request, deadline)
         return await self.answer_completion(gateway, request, prepared, arrived, deadline)
 
     async def generate(self, request: Request) -> Response:
         """POST /inference/v1/generate"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         prepared = await prepare(gateway, GENERATE, request, deadline)
         origin = origin_of(request, prepared.body, arrived)
@@ -178,7 +181,7 @@ class OpenAIRoutes:
         return await _answer(gateway, request, generation, CompletionChoices(gateway, generation))
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
-        gateway = model_of(self._models, request)
+        gateway = await model_of(self._models, request)
         answer = await prepare(gateway, job, request, deadline_of(gateway))
         return JsonPieces([answer], gateway.answers)
 

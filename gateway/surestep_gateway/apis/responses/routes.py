@@ -90,7 +90,8 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/responses"""
-        arrived, gateway = time.perf_counter(), model_of(self._models, request)
+        arrived = time.perf_counter()
+        gateway = await model_of(self._models, request)
         deadline = deadline_of(gateway)
         with renamed(FIELD_NAMES):
             prepared = await self._prepare(gateway, request, deadline)
