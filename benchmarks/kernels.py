@@ -129,7 +129,7 @@ def linear_cases(kernels: KernelSet) -> Iterator[Case]:
     for (n, k), format_ in product((*SHAPES, (VOCAB, HIDDEN)), FORMATS):
         packed = [pack(kernels, format_, n, k) for _ in range(-(-40_000 // n))]
         weights, megabytes = cycle(packed), read_megabytes(packed[0])
-        for m in (1, 5, 8, 32, 64, 256):
+        for m in (1, 2, 3, 4, 5, 8, 32, 64, 256):
             x = rand(m, k)
             run = lambda x=x, w=weights: kernels.linear(x, next(w))  # noqa: E731
             yield Case(f"linear {format_}", f"M={m} N={n} K={k}", run, megabytes, 2e-6 * m * n * k)

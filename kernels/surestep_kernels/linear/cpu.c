@@ -246,7 +246,7 @@ void linear_multiply(void *y, const void *x, const void *w, const float *bias, l
     j.panel_bytes = panel_bytes(k, group, format);
     j.block = group ? linear_quantized_block : plain_block;
 #if HAS_DIGITS
-    if (has_mins(codes_of(format))) {
+    if (by_digits(format, x_dtype)) {
         j.x_format = digits_for(x_dtype);
         j.block = linear_digits_block;
     }

@@ -3,14 +3,29 @@
 
 #include "quantized_layout.h"
 
+/* What the machine multiplies: bytes, four products in a sum, or words of 16 bits, two in one. */
 #if defined(__AVX512VNNI__)
-#define HAS_DIGITS 1
+#define HAS_BYTES 1
+#define HAS_WORDS 0
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define HAS_BYTES 0
+#define HAS_WORDS 1
 #else
-#define HAS_DIGITS 0
+#define HAS_BYTES 0
+#define HAS_WORDS 0
 #endif
+#define HAS_DIGITS (HAS_BYTES || HAS_WORDS)
 
 /* How such a product reads x, beside the element types: as numbers of so many digits. */
 enum { TWO_DIGITS = 2, THREE_DIGITS = 3 };
+
+/* Whether the product of a weight and x goes this way. */
+INLINE int by_digits(const int format, const int x_dtype)
+{
+    const int codes = codes_of(format);
+    if (HAS_BYTES) return has_mins(codes);
+    return HAS_WORDS && x_dtype == BF16 && (has_mins(codes) || codes == MXFP4);
+}
 
 INLINE int digits_for(const int dtype) { return dtype == BF16 ? TWO_DIGITS : THREE_DIGITS; }
 

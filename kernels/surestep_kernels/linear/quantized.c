@@ -25,7 +25,8 @@
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
  * makes no difference, so a row of y is bit for bit the same at any number of rows.
  *
- * On machines that multiply bytes, INT4 and AFFINE go another way: see digits.c.
+ * On machines that multiply bytes, INT4 and AFFINE go another way, and with AVX2 these and MXFP4 and
+ * NVFP4 where x is bf16: see digits.c.
  */
 #include "quantized_header.h"
 
