@@ -253,6 +253,7 @@ LIES: dict[str, Lie] = {
 
 
 @pytest.mark.parametrize("name", LIES)
+@pytest.mark.rotates(1)
 def test_a_lie_is_found(stack: Stack, capsys: pytest.CaptureFixture[str], name: str) -> None:
     found = lied(capsys, stack.url, name, LIES[name])
     assert found["verdict"] == "fail", found

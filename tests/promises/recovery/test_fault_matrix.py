@@ -18,11 +18,11 @@ def test_no_request_is_lost(
     record_property("summary", survive(served, fault, f"{SEED}-{fault.name}"))
 
 
-def test_each_fault_once_in_a_share_and_all_in_three() -> None:
-    for share in range(12):
+def test_each_fault_once_in_a_share_and_all_in_six() -> None:
+    for share in range(24):
         shares = [
             [fault.name for setup, fault in cases(turn) if setup != GLM]
-            for turn in range(share, share + 3)
+            for turn in range(share, share + 6)
         ]
         assert all(len(names) == len(set(names)) for names in shares)
         assert set().union(*shares) == {fault.name for fault in FAULTS}
