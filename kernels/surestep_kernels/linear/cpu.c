@@ -124,7 +124,7 @@ static void plain_block(const linear_job *j, long panel, int panels, long first,
     }
 }
 
-/* Panels computed together, for enough independent chains with few rows. */
+/* Panels computed together, for enough independent chains with a single row. */
 INLINE int panels_for(long rows) { return rows <= 1 ? TASK_PANELS : 1; }
 
 /* A few panels times a block of row tiles. */

@@ -12,7 +12,7 @@
  *
  * Every output element is one chain of fused multiply-adds over the chunks, whatever the number of
  * rows: a row of y is bit for bit the same at any of them. A row of x is, chunk after chunk, the
- * digits of its elements, the highest first, and then a pair of fp32 per chunk.
+ * digits of its elements, the highest first, or their words, and then a pair of fp32 per chunk.
  */
 #include "digits.h"
 
@@ -54,10 +54,10 @@ INLINE void prepare(const linear_job *j, char *out, const void *x, long k, const
 void linear_digits_prepare(const linear_job *j, char *out, const void *x, long k, int dtype)
 {
     const int nibbles = codes_of(j->format) != AFFINE8;
-    if (nibbles && dtype == BF16) prepare(j, out, x, k, 1, BF16);
-    else if (nibbles) prepare(j, out, x, k, 1, F32);
-    else if (dtype == BF16) prepare(j, out, x, k, 0, BF16);
-    else prepare(j, out, x, k, 0, F32);
+    if (HAS_BYTES && nibbles && dtype == F32) prepare(j, out, x, k, 1, F32);
+    else if (HAS_BYTES && dtype == F32) prepare(j, out, x, k, 0, F32);
+    else if (nibbles) prepare(j, out, x, k, 1, BF16);
+    else prepare(j, out, x, k, 0, BF16);
 }
 
 INLINE void prefetch(const char *from, long bytes, int stream)
@@ -95,23 +95,15 @@ INLINE void block(const linear_job *j, vf *sums, const char *w, const char *x, l
 void linear_digits_block(const linear_job *j, long panel, int panels, long first, long last)
 {
     vf sums[MAX_BLOCK_TILES * MAX_ROWS * 2];
-    const int kind = codes_of(j->format);
-#if HAS_BYTES
-    const int three = j->x_format == THREE_DIGITS;
-#endif
+    const int kind = codes_of(j->format), three = j->x_format == THREE_DIGITS;
     const long row = tile_start(j, first), rows = tile_start(j, last) - row;
     for (const long end = panel + panels; panel < end; panel++) {
         const char *w = j->w + panel * j->panel_bytes, *x = j->x + row * j->x_stride;
         memset(sums, 0, (size_t)(rows * PANEL * 4));
-#if HAS_BYTES
-        if (kind == INT4 && three) block(j, sums, w, x, rows, INT4, 3);
-        else if (three) block(j, sums, w, x, rows, AFFINE8, 3);
-        else
-#else
-        if (kind == MXFP4) block(j, sums, w, x, rows, MXFP4, 2);
-        else
-#endif
-        if (kind == INT4) block(j, sums, w, x, rows, INT4, 2);
+        if (HAS_BYTES && three && kind == INT4) block(j, sums, w, x, rows, INT4, 3);
+        else if (HAS_BYTES && three) block(j, sums, w, x, rows, AFFINE8, 3);
+        else if (HAS_WORDS && kind == MXFP4) block(j, sums, w, x, rows, MXFP4, 2);
+        else if (kind == INT4) block(j, sums, w, x, rows, INT4, 2);
         else block(j, sums, w, x, rows, AFFINE8, 2);
         linear_store(j, (const float *)sums, row, panel, (int)rows, 1);
     }

@@ -117,14 +117,12 @@ INLINE void add_chunk(const linear_job *j, vf *sums, const char *codes, const he
 {
     const char *of = (const char *)numbers;
     const long stride = j->x_stride;
-    const long most = operands % 4 ? 1 : WORD_ROWS; /* groups of 8 or 24 are rare: less code */
+    /* Groups of 8 or 24 are rare: less code. */
+    const long most = operands % 4 ? 1 : WORD_ROWS;
     for (long r = 0, some; r < rows; r += some, x += some * stride, of += some * stride) {
         some = rows - r < most ? rows - r : most;
-        if (most == 1) {
-            add_rows(sums + 2 * r, codes, h, x, of, stride, 1, operands, kind);
-            continue;
-        }
-        switch (some) {
+        if (operands % 4) add_rows(sums + 2 * r, codes, h, x, of, stride, 1, operands, kind);
+        else switch (some) {
             ADD_ROWS(1) ADD_ROWS(2) ADD_ROWS(3) ADD_ROWS(4) ADD_ROWS(5)
         }
     }

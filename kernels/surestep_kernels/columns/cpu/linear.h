@@ -23,7 +23,7 @@ enum { LANES = 16, MAX_ROWS = 12, TASK_PANELS = 1 }; /* 32 registers */
 #else
 enum { LANES = 8, MAX_ROWS = 5, TASK_PANELS = 2 }; /* 16 registers */
 #define ALL_TILES \
-    TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(1, 2) TILE(2, 2) TILE(3, 2)
+    TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(1, 2)
 #endif
 enum { PANEL = 2 * LANES };
 
