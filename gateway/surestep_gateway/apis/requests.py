@@ -221,12 +221,7 @@ async def _model_named(any_model: Gateway, request: Request) -> str | None:
     data = body_of(request).data
     if len(data) <= _NAMED_AT_ONCE_BYTES:
         return model_named(data)
-    work = any_model.text.prepare(NAME, data, _ANY_LENGTH, Caller.of(request.scope).name)
-    try:
-        async with asyncio.timeout_at(deadline_of(any_model)):
-            found = await until_disconnect(request.receive, work, any_model.admission)
-    except TimeoutError:
-        raise DeadlineExceeded("the request was not prepared in time") from None
+    found = await _prepared(any_model, NAME, data, _ANY_LENGTH, request, deadline_of(any_model))
     if not found.readable:
         raise ValueError
     return found.name
@@ -268,13 +263,32 @@ async def prepare_bytes(
     try:
         info = await _facts(gateway, request, deadline)
         prepared = gateway.text.at_once(job, data, info)
-        if prepared is not None:
-            return prepared
+    except TimeoutError:
+        raise _too_late() from None
+    if prepared is not None:
+        return prepared
+    return await _prepared(gateway, job, data, info, request, deadline)
+
+
+async def _prepared(
+    gateway: Gateway,
+    job: Job[T],
+    data: bytearray,
+    info: SchedulerInfo,
+    request: Request,
+    deadline: float,
+) -> T:
+    """Run a job until the deadline, or until the client leaves. Raise SurestepError."""
+    work = gateway.text.prepare(job, data, info, Caller.of(request.scope).name)
+    try:
         async with asyncio.timeout_at(deadline):
-            work = gateway.text.prepare(job, data, info, Caller.of(request.scope).name)
             return await until_disconnect(request.receive, work, gateway.admission)
     except TimeoutError:
-        raise DeadlineExceeded("the request was not prepared in time") from None
+        raise _too_late() from None
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request was not prepared in time")
 
 
 async def _facts(gateway: Gateway, request: Request, deadline: float) -> SchedulerInfo:

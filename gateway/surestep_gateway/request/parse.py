@@ -57,12 +57,11 @@ class Name(NamedTuple):
 
 def _name_draft(_: TextProcessor, raw: bytes | bytearray, __: SchedulerInfo) -> Draft[Name]:
     try:
-        name = model_named(raw)
-        named = Name(
-            True, name if name is None or len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…"
-        )
+        named = Name(True, model_named(raw))
     except ValueError:
         named = Name(False, None)
+    if named.name is not None and len(named.name) > _NAME_CHARS:
+        named = Name(True, f"{named.name[:_NAME_CHARS]}…")
     return Draft(Texts([], add_special_tokens=False), lambda _: named)
 
 
