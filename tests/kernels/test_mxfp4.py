@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from support.kernels import matrix_instructions
-from support.kernels.cases import DTYPES, OF_15_BITS, assert_close, make_quantized
+from support.kernels.cases import DTYPES, OF_15_BITS, assert_close, make_quantized, of_words
 from support.kernels.together import product_together
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.linear import E8M0_NAN, MXFP4_GROUP, WeightFormat, dequantize, weight_tile
@@ -86,7 +86,7 @@ def test_equals_the_exact_product(
 ) -> None:
     weight, bias = make_quantized(MXFP4, columns, depth, MXFP4_GROUP), torch.randn(columns)
     packed = kernels.pack_quantized(weight, bias)
-    ratio = OF_15_BITS if dtype is torch.bfloat16 else None
+    ratio = OF_15_BITS if of_words(kernels, MXFP4, dtype) else None
     for rows in row_counts:
         x = torch.randn(rows, depth).to(dtype)
         expected = (x.double() @ exact(weight).T + bias.double()).float()

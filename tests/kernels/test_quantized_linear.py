@@ -9,6 +9,7 @@ from support.kernels.cases import (
     assert_close,
     exact_weight,
     make_quantized,
+    of_words,
 )
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.linear import WeightFormat
@@ -44,7 +45,8 @@ def test_equals_the_exact_product(
     row_counts: tuple[int, ...],
 ) -> None:
     weight, bias = make_quantized(format_, columns, depth, group_size), torch.randn(columns)
-    in_digits = format_ is not WeightFormat.FP8 and dtype is torch.bfloat16
+    in_digits = format_ is WeightFormat.INT4 and dtype is torch.bfloat16
+    in_digits |= of_words(kernels, format_, dtype)
     packed = kernels.pack_quantized(weight, bias)
     for rows in row_counts:
         x = torch.randn(rows, depth).to(dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
+from surestep_kernels.columns.cpu.compiling import processor_features
 from surestep_kernels.linear import FP16_HEADERS, WeightFormat
 from surestep_kernels.linear.reference import E2M1
 from surestep_kernels.paged_attention import AttentionRows
@@ -24,6 +25,13 @@ interpreted_in_turn = pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
 
 # What products of bf16 inputs may be off where the machine takes them as numbers of 15 bits.
 OF_15_BITS = 2e-5
+
+
+def of_words(kernels: KernelSet, format_: WeightFormat, dtype: torch.dtype) -> bool:
+    """Whether a product of 4-bit floats takes its inputs so: in C, with AVX2 and no AVX-512."""
+    floats, features = (WeightFormat.MXFP4, WeightFormat.NVFP4), processor_features().split()
+    here = kernels.name == "C" and "avx2" in features and "avx512f" not in features
+    return here and format_ in floats and dtype is torch.bfloat16
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, ratio: float | None = None) -> None:
