@@ -30,7 +30,7 @@ Program = tuple[list[str], Path | None]  # command line, and a folder of modules
 
 @pytest.fixture(scope="module")
 def protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `surestep proto FOLDER` writes."""
+    """Files that `surestep proto FOLDER` writes."""
     folder = tmp_path_factory.mktemp("protos")
     Proto(folder=folder).run(Console())
     return folder
@@ -66,7 +66,7 @@ def node(protos: Path, scratch: Path) -> Program:
 def program(
     request: pytest.FixtureRequest, protos: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Program:
-    """How each of them is started."""
+    """A way to start each of them."""
     made: Program = request.param(protos, tmp_path_factory.mktemp("program"))
     return made
 

@@ -33,7 +33,7 @@ async def stack(start_stack: StartStack, thinking_model: Path) -> Stack:
 
 
 async def whole(stack: Stack, api: str, **fields: Any) -> dict[str, Any]:
-    """What an answer that is no stream says of its end."""
+    """Return an answer, no stream, as it tells its end."""
     path, body = BODIES[api]
     response = await stack.client.post(path, json=body | fields)
     assert response.status_code == 200, response.text

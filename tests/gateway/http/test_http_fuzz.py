@@ -181,7 +181,7 @@ async def test_mutated_bodies(stack: Stack) -> None:
 
 
 async def raw(stack: Stack, data: bytes, *, eof: bool = False) -> bytes:
-    """What comes back for bytes that may be no HTTP."""
+    """Return the answer to bytes that may be no HTTP."""
     host, _, port = stack.server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -150,7 +150,7 @@ async def test_the_body_behind_an_upgrade_is_no_request(stack: Stack, protocol: 
 
 
 async def test_upgrades_are_bounded_in_number(stack: Stack) -> None:
-    """As other requests are that wait behind the first one."""
+    """Upgrades wait behind the first request, and are bounded as others are."""
     waiting = b"GET /health HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"\r\n"
     answers = await said(stack, waiting * 200)
     assert answers.endswith(b'"code":"invalid_http"}}')

@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def answer(response: str, stream: bool) -> Any:
-    """What must be equal: everything but names, times and what a cache held."""
+    """Return the part that must be equal: everything but names, times and what a cache held."""
     if not stream:
         parsed = json.loads(response)
         return parsed["choices"], parsed["usage"]["completion_tokens"]

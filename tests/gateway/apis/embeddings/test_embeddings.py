@@ -41,7 +41,7 @@ async def embed(stack: Stack, **body: Any) -> httpx.Response:
 
 
 def vectors(response: httpx.Response) -> list[list[float]]:
-    """Of an answer that is in order."""
+    """Return those of an answer that is in order."""
     assert response.status_code == 200, response.text
     data = response.json()["data"]
     assert [entry["index"] for entry in data] == list(range(len(data)))
